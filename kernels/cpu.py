@@ -1,0 +1,212 @@
+"""Tree attention on the CPU: torch's flash kernel once per run of cached rows, merged by log-sum-exp.
+
+Knows tensors only. out = sum_i w_i out_i / sum_i w_i with w_i = exp(lse_i - max_j lse_j), in fp32 (float64
+for float64), where part i is one run of the prefix or the rows x rows tree. Without a mask the G query heads
+of a key head are folded into rows, so keys and values are read once and not G times.
+
+The kernel's traps, each met here: zero keys kill the process; a row with nothing visible says lse 0, not
+-inf; bool masks, mixed dtypes and Dv != D are refused; a last dimension that is not contiguous gives NaN in
+silence; `is_causal` is aligned to the top left. Softcap and Dv != D take plain matrix products, in blocks.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from longgraft.kernels.spec import AttentionSpec, Run, TreeInput
+
+Part = tuple[Tensor, Tensor]
+"""One partial result: out [Hq, T, Dv], normalised over its own keys, and lse [Hq, T], -inf if it saw none."""
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Parts that wait for their merge, so that a cache in many fragments does not pile up partial results.
+_MOST_HELD = 16
+# In fp32 the flash kernel cuts fewer than 192 rows into tiles of 32 and reads the keys once per tile; matrix
+# products are 1.3 to 2.2 times as fast (Ice Lake, 2 threads; 512 to 32K keys; 2x6x128, 2x7x64, 8x4x128).
+# 24 rows, from 192 on, for short runs and in bf16 the flash kernel is as fast, or up to 3 times faster.
+_MATMUL_ROWS = range(24, 192)
+_MATMUL_KEYS = 512
+# The flash kernel gives one thread to each (key head, tile of 32 rows); where that leaves more than half of
+# the threads idle, a long run is cut into lanes that run side by side.
+_TILE_ROWS = 32
+_LANE_KEYS = 1024
+
+
+def why_not(inputs: TreeInput) -> str:
+    """Return why this backend cannot take the call, or an empty string."""
+    if inputs.query.device.type != "cpu":
+        return f"tensors are on {inputs.query.device}, it needs the CPU"
+    if inputs.query.dtype not in _DTYPES:
+        return f"dtype {inputs.query.dtype} is not one of {', '.join(str(d) for d in _DTYPES)}"
+    if not hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
+        return "this torch lacks aten::_scaled_dot_product_flash_attention_for_cpu"
+    return ""
+
+
+def attend(inputs: TreeInput) -> Tensor:
+    """Return attention [T, Hq, Dv] in the query's dtype; rows that see no key give 0."""
+    held: list[Part] = []
+    for part in _parts(inputs):
+        held.append(part)
+        if len(held) == _MOST_HELD:
+            held = [merge(held)]
+    if not held:
+        rows, heads, _ = inputs.query.shape
+        return inputs.query.new_zeros(rows, heads, inputs.value_dim)
+    out, _ = merge(held, inputs.spec.sinks)
+    return out.transpose(0, 1).to(inputs.query.dtype)
+
+
+def merge(parts: Sequence[Part], sinks: Tensor | None = None) -> Part:
+    """Merge partial results over disjoint keys, in the dtype of their lse; `sinks [Hq]` join the sum once."""
+    if len(parts) == 1 and sinks is None:
+        return parts[0]
+    each = torch.stack([lse for _, lse in parts])
+    top = each.amax(dim=0).clamp_min(torch.finfo(each.dtype).min)
+    weights = torch.exp(each - top)
+    mass = weights.sum(dim=0)
+    if sinks is not None:
+        mass += torch.exp(sinks.to(mass.dtype)[:, None] - top)
+    merged = parts[0][0] * weights[0].unsqueeze(-1)
+    for (out, _), weight in zip(parts[1:], weights[1:]):
+        merged.addcmul_(out.to(merged.dtype), weight.unsqueeze(-1))
+    # A row that saw any key has mass >= 1 (its largest weight is 1): the clamp touches empty rows only.
+    return merged.div_(mass.clamp_min(1.0).unsqueeze(-1)), top + mass.log()
+
+
+def _parts(inputs: TreeInput) -> Iterator[Part]:
+    """Yield the partial results of the prefix, then of the tree."""
+    spec, query = inputs.spec, _grouped(inputs.query, inputs.kv_heads)
+    first, inner, oldest = 0, 0, None
+    if spec.window is not None:
+        oldest = torch.tensor(inputs.position_list()) - (spec.window - 1)
+        first, inner = max(0, int(oldest.min())), max(0, int(oldest.max()))
+    for start, run in _rows_between(inputs.prefix, first, inner):
+        keys_at = torch.arange(start, start + run[0].shape[0])
+        assert oldest is not None
+        yield from _attend_run(query, run, spec, keys_at >= oldest[:, None])
+    for _, run in _rows_between(inputs.prefix, inner, inputs.prefix_len):
+        yield from _attend_run(query, run, spec, None)
+    if inputs.tree is not None:
+        yield from _attend_tree(query, inputs.tree, inputs, oldest)
+
+
+def _grouped(query: Tensor, kv_heads: int) -> Tensor:
+    """[T, Hq, D] as contiguous [Hk, G, T, D]: no copy where the heads already come first in memory."""
+    rows, heads, size = query.shape
+    return query.transpose(0, 1).reshape(kv_heads, heads // kv_heads, rows, size).contiguous()
+
+
+def _rows_between(prefix: Sequence[Run], first: int, last: int) -> Iterator[tuple[int, Run]]:
+    """Cut positions first .. last-1 out of the runs; yield (position, run), never an empty one."""
+    start = 0
+    for keys, values in prefix:
+        rows = keys.shape[0]
+        low, high = max(first - start, 0), min(last - start, rows)
+        if low < high:
+            yield start + low, (keys[low:high], values[low:high])
+        start += rows
+
+
+def _attend_tree(query: Tensor, tree: Run, inputs: TreeInput, oldest: Tensor | None) -> Iterator[Part]:
+    """Yield the part of the rows' own keys; `oldest [T]`: first position in each row's window."""
+    mask, lower = inputs.mask, torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).tril_()
+    if oldest is not None:
+        inside = torch.tensor(inputs.position_list()) >= oldest[:, None]
+        if not inside.all():
+            mask = (lower if mask is None else mask) & inside
+    if mask is None and _flash_takes(query, tree, inputs.spec):
+        yield from _flash(query, tree, inputs.spec.scale, causal=True)
+    else:
+        yield from _attend_run(query, tree, inputs.spec, lower if mask is None else mask)
+
+
+def _flash_takes(query: Tensor, run: Run, spec: AttentionSpec) -> bool:
+    return spec.softcap is None and run[1].shape[-1] == query.shape[-1]
+
+
+def _attend_run(query: Tensor, run: Run, spec: AttentionSpec, mask: Tensor | None) -> Iterator[Part]:
+    """Yield the partial results of one run; `mask [T, n]` or None = every row sees every key.
+
+    The number of rows chooses the way in fp32 only, never in float64, where tests ask for equal tokens.
+    """
+    rows, keys = query.shape[1] * query.shape[2], run[0].shape[0]
+    short = rows in _MATMUL_ROWS and keys >= _MATMUL_KEYS and query.dtype == torch.float32
+    if not _flash_takes(query, run, spec) or (short and mask is None):
+        yield from _matmul(query, run, spec, mask)
+    elif mask is not None:
+        yield from _flash(query, run, spec.scale, mask=mask)
+    else:
+        yield from _flash_folded(query, run, spec.scale)
+
+
+def _flash(
+    query: Tensor, run: Run, scale: float, *, mask: Tensor | None = None, causal: bool = False
+) -> Iterator[Part]:
+    """Yield the part of one run whose keys some rows may not see: one kernel call, heads not folded."""
+    added = None
+    if mask is not None:
+        added = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+    out, lse = _kernel(query.flatten(0, 1)[None], run[0][None], run[1][None], scale, added, causal)
+    out, lse = out[0], lse[0]
+    yield out, lse if mask is None else lse.masked_fill(~mask.any(dim=1), float("-inf"))
+
+
+def _flash_folded(query: Tensor, run: Run, scale: float) -> Iterator[Part]:
+    """Yield the part of one run that every row sees: the heads that share keys are rows of one product."""
+    kv_heads, group, rows, _ = query.shape
+    units = kv_heads * -(-group * rows // _TILE_ROWS)
+    lanes = min(torch.get_num_threads() // units, run[0].shape[0] // _LANE_KEYS)
+    if lanes > 1:
+        yield from _flash_lanes(query, run, scale, lanes)
+    else:
+        out, lse = _kernel(query.flatten(1, 2)[None], run[0][None], run[1][None], scale, None, False)
+        yield out.reshape(kv_heads * group, rows, -1), lse.reshape(kv_heads * group, rows)
+
+
+def _flash_lanes(query: Tensor, run: Run, scale: float, lanes: int) -> Iterator[Part]:
+    """Yield the same in `lanes` parts of equal length, side by side, and one for the keys left over."""
+    kv_heads, group, rows, _ = query.shape
+    even = run[0].shape[0] // lanes * lanes
+    keys, values = (x[:even].unflatten(0, (lanes, -1)) for x in run)
+    folded = query.flatten(1, 2).expand(lanes, -1, -1, -1)
+    out, lse = _kernel(folded, keys, values, scale, None, False)
+    shape = (lanes, kv_heads * group, rows)
+    yield from zip(out.reshape(*shape, -1), lse.reshape(shape))
+    if even < run[0].shape[0]:
+        yield from _flash(query, (run[0][even:], run[1][even:]), scale)
+
+
+def _kernel(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, added: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Call torch's kernel: query [B, H, rows, D], keys and values [B, n, Hk, D] -> out as query, lse."""
+    keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys.transpose(1, 2), values.transpose(1, 2), 0.0, causal, attn_mask=added, scale=scale
+    )
+    return out, lse
+
+
+def _matmul(query: Tensor, run: Run, spec: AttentionSpec, mask: Tensor | None) -> Iterator[Part]:
+    """Yield one part per block of keys by plain matrix products in fp32 (float64 for float64)."""
+    kv_heads, group, rows, _ = query.shape
+    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
+    folded = query.flatten(1, 2).to(exact) * spec.scale
+    block = max(256, min(4096, 2**21 // (kv_heads * group * rows)))
+    for start in range(0, run[0].shape[0], block):
+        keys, values = (x[start : start + block].to(exact).transpose(0, 1) for x in run)
+        logits = torch.bmm(folded, keys.transpose(1, 2))
+        if spec.softcap is not None:
+            logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
+        if mask is not None:
+            hidden = ~mask[:, start : start + block]
+            logits.unflatten(1, (group, rows)).masked_fill_(hidden, float("-inf"))
+        top = logits.amax(dim=-1, keepdim=True).clamp_min_(torch.finfo(exact).min)
+        weights = logits.sub_(top).exp_()
+        mass = weights.sum(dim=-1, keepdim=True)
+        # As in `merge`: mass >= 1 unless the row sees nothing here.
+        out = torch.bmm(weights, values) / mass.clamp_min(1.0)
+        shape = (kv_heads * group, rows)
+        yield out.reshape(*shape, -1), (top + mass.log()).reshape(shape)

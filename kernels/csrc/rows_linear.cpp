@@ -1,0 +1,119 @@
+#include "rows_linear.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <new>
+
+#include "team.hpp"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#endif
+
+namespace longgraft {
+namespace {
+
+constexpr std::int64_t kRowBlock = 512;         // rows per pass over the weight: bounds the scratch
+constexpr std::int64_t kPackAlone = 1 << 15;    // fewer elements than this are packed by the caller alone
+constexpr std::align_val_t kLine{64};
+
+struct Free {
+  void operator()(float* data) const { ::operator delete(data, kLine); }
+};
+using Floats = std::unique_ptr<float, Free>;
+
+Floats allocate(std::int64_t floats) {
+  return Floats(static_cast<float*>(::operator new(static_cast<std::size_t>(floats) * sizeof(float), kLine)));
+}
+
+bool processor_has(const char* name) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (std::strcmp(name, "avx2") == 0) return avx2;
+  if (std::strcmp(name, "avx512") == 0)
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+  return std::strcmp(name, "plain") == 0;
+}
+
+// What the threads of one region share. Whoever comes takes the next piece; no piece depends on who takes it.
+struct Shared {
+  const Kernel& kernel;
+  const Plan& plan;
+  std::int64_t chunk, pieces, scratch_floats;
+  float* scratch;
+  std::atomic<std::int64_t> taken{0};
+  std::atomic<std::int64_t> threads{0};
+
+  Range piece(std::int64_t index) const {
+    const std::int64_t out = plan.linear.out;
+    return {std::min(index * chunk, out), std::min((index + 1) * chunk, out)};
+  }
+};
+
+void pack_tiles(void* context) {
+  Shared& shared = *static_cast<Shared*>(context);
+  for (std::int64_t tile; (tile = shared.taken.fetch_add(1)) < shared.plan.tiles;) shared.kernel.pack(shared.plan, tile);
+}
+
+void compute_chunks(void* context) {
+  Shared& shared = *static_cast<Shared*>(context);
+  float* scratch = shared.scratch + shared.threads.fetch_add(1) * shared.scratch_floats;
+  std::int64_t next, now = shared.taken.fetch_add(1);
+  for (; now < shared.pieces; now = next) {
+    next = shared.taken.fetch_add(1);
+    shared.kernel.columns(shared.plan, scratch, shared.piece(now), shared.piece(next));
+  }
+}
+
+// Weight rows per piece: enough pieces to share evenly, at most a chunk.
+std::int64_t piece_columns(std::int64_t out, int threads) {
+  const std::int64_t even = ceil_div(out, std::int64_t(threads) * 8);
+  return std::clamp<std::int64_t>(ceil_div(even, 4) * 4, 4, kChunk);
+}
+
+void row_block(const Kernel& kernel, const Plan& plan, int threads) {
+  const std::int64_t chunk = threads > 1 ? piece_columns(plan.linear.out, threads) : kChunk;
+  const std::int64_t floats = ceil_div(scratch_floats(plan.rows.size()), 16) * 16;
+  const Floats scratch = allocate(floats * threads);
+  Shared shared{kernel, plan, chunk, ceil_div(plan.linear.out, chunk), floats, scratch.get()};
+  run_team(plan.packed_floats() < kPackAlone ? 1 : threads, pack_tiles, &shared);
+  shared.taken = 0;
+  run_team(threads, compute_chunks, &shared);
+}
+
+}  // namespace
+
+const Kernel* find_kernel(const char* name) {
+  for (const Kernel* kernel : {&avx512_kernel, &avx2_kernel, &plain_kernel})
+    if (kernel->name && std::strcmp(kernel->name, name) == 0 && processor_has(name)) return kernel;
+  return nullptr;
+}
+
+bool multiplies(Dtype dtype) {
+  if (dtype == Dtype::f32) return true;
+#if defined(__x86_64__) && defined(__GNUC__)
+  unsigned eax, ebx, ecx, edx, more;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  const unsigned features = edx;
+  if (!__get_cpuid_count(7, 1, &more, &ebx, &ecx, &edx)) more = 0;
+  if (dtype == Dtype::bf16) return (more >> 5 & 1) || (features >> 22 & 1);  // AVX512_BF16, AMX_BF16
+  return (features >> 23 & 1) || (more >> 21 & 1);                            // AVX512_FP16, AMX_FP16
+#else
+  return true;
+#endif
+}
+
+void rows_linear(const Kernel& kernel, const Linear& linear, int threads) {
+  if (linear.rows <= 0) return;
+  const std::int64_t block = std::min(linear.rows, kRowBlock);
+  const Floats packed = allocate(ceil_div(linear.in, kBlock) * kBlock * block);
+  for (std::int64_t row = 0; row < linear.rows; row += block) {
+    const Plan plan(linear, {row, std::min(row + block, linear.rows)}, kernel.tile_rows, packed.get());
+    row_block(kernel, plan, threads);
+  }
+}
+
+}  // namespace longgraft

@@ -1,0 +1,63 @@
+"""Attention of a token tree over a cached prefix: the one public function of `longgraft.kernels`.
+
+Knows no model and no cache: tensors in, one tensor out. The idea: softmax over [prefix, tree] splits exactly
+into partial results merged by their log-sum-exp. Every row sees the whole prefix, so that part needs no mask,
+the query heads that share a key head become rows of one product, and the cached keys are read once, in place.
+Only the rows x rows tree part has a mask.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+from torch import Tensor
+
+from longgraft.kernels import cpu, reference
+from longgraft.kernels.spec import AttentionSpec, Run, TreeInput
+
+__all__ = ["BACKENDS", "AttentionSpec", "Run", "tree_attention"]
+
+_MODULES: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
+BACKENDS = ("auto", *_MODULES)
+
+
+def tree_attention(
+    query: Tensor,
+    prefix: Sequence[Run],
+    tree_keys: Tensor | None,
+    tree_values: Tensor | None,
+    spec: AttentionSpec,
+    mask: Tensor | None,
+    positions: Tensor | Sequence[int],
+    backend: str = "auto",
+) -> Tensor:
+    """Attend from `query [T, Hq, D]` to the prefix and to the rows' own tree; return [T, Hq, Dv].
+
+    `prefix`: runs of cached rows (K [n, Hk, D], V [n, Hk, Dv]) that cover positions 0 .. P-1 in order; they
+    may be strided views and are never copied whole. `tree_keys [T, Hk, D]`, `tree_values [T, Hk, Dv]`; both
+    None for a single row whose own key is already the prefix's last (plain decoding: nothing to merge).
+    `mask [T, T]` (bool, True = visible) is the ancestor mask, None a causal chain. `positions [T]` matter
+    with `spec.window` only: the row at position p sees positions above p - window, and prefix rows below
+    every row's window are not read. A row that sees no key gives 0.
+
+    `backend`: `cpu`, `reference` (dense, copies the prefix), or `auto`, the first of these that takes the
+    device and dtype. What a row gets does not depend, beyond rounding, on the other rows. Raises ValueError
+    for an unknown backend, one that cannot take these tensors, or shapes that do not fit together.
+    """
+    if (tree_keys is None) != (tree_values is None):
+        raise ValueError("tree_keys and tree_values: expected both or neither")
+    tree = None if tree_keys is None or tree_values is None else (tree_keys, tree_values)
+    inputs = TreeInput(query, prefix, tree, spec, mask, positions)
+    return _choose(inputs, backend).attend(inputs)
+
+
+def _choose(inputs: TreeInput, backend: str) -> ModuleType:
+    if backend not in BACKENDS:
+        raise ValueError(f"attention backend {backend!r} is unknown: expected one of {', '.join(BACKENDS)}")
+    names = list(_MODULES) if backend == "auto" else [backend]
+    reasons = []
+    for name in names:
+        reason = _MODULES[name].why_not(inputs)
+        if not reason:
+            return _MODULES[name]
+        reasons.append(f"{name}: {reason}")
+    raise ValueError(f"attention backend {backend!r} cannot take these tensors ({'; '.join(reasons)})")

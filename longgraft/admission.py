@@ -1,0 +1,53 @@
+"""Who may run: how large the KV pool is, and whether one more request fits."""
+
+from longgraft.cache import ChunkPool
+from longgraft.config import EngineConfig, GraftError
+from longgraft.memory import GIB, INDEX_BYTES_PER_TOKEN, available_bytes, require
+from longgraft.target import Target
+
+CHUNK_ROWS = 256
+# Share of the memory that is free when an engine starts that its KV pool may grow into.
+POOL_SHARE = 0.6
+# A pool never needs to be larger than this many requests of full length.
+FULL_REQUESTS = 8
+DEFAULT_CONTEXT = 32 * 1024
+
+
+def bytes_per_chunk(target: Target) -> int:
+    """Return the bytes of one chunk of K and V over all layers."""
+    per_row = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in target.layers)
+    return CHUNK_ROWS * per_row * int(target.dtype.itemsize)
+
+
+def pool_chunks(target: Target, config: EngineConfig) -> int:
+    """Return how many chunks the pool gets: `kv_bytes` if given, else a share of what is free.
+
+    On the CPU untouched chunks cost no memory, so a large pool is free until it is used.
+    """
+    size = bytes_per_chunk(target)
+    if config.kv_bytes is not None:
+        if config.kv_bytes < size:
+            raise GraftError(f"kv_bytes is {config.kv_bytes}: expected at least one chunk, {size} bytes")
+        return config.kv_bytes // size
+    context = config.max_context or target.context_limit or DEFAULT_CONTEXT
+    wanted = FULL_REQUESTS * chunks_for(context, config)
+    free = available_bytes(target.device)
+    return wanted if free is None else max(1, min(wanted, int(free * POOL_SHARE) // size))
+
+
+def chunks_for(tokens: int, config: EngineConfig) -> int:
+    """Return the chunks one request of `tokens` tokens holds at most, the rows of a tree included."""
+    return -(-(tokens + max(config.max_nodes + 1, config.exact_rows)) // CHUNK_ROWS)
+
+
+def require_room(target: Target, pool: ChunkPool, tokens: int, config: EngineConfig) -> None:
+    """Raise `GraftError` if a request of `tokens` tokens (prompt + output) can never fit."""
+    chunks, size = chunks_for(tokens, config), bytes_per_chunk(target)
+    if chunks > pool.num_chunks:
+        raise GraftError(
+            f"prompt and output of {tokens} tokens need {chunks * size / GIB:.2f} GiB of KV cache, the pool has "
+            f"{pool.num_chunks * size / GIB:.2f}; shorten them, free memory or raise kv_bytes"
+        )
+    if target.device.type == "cpu":
+        needed = chunks * size + tokens * INDEX_BYTES_PER_TOKEN
+        require(f"a request of {tokens} tokens (KV and index)", needed, target.device, "shorten it or free memory")

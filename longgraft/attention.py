@@ -1,0 +1,135 @@
+"""Plugs our attention into transformers: one registered function, no modelling code, no mask builder.
+
+Under a name that has no mask function transformers passes `attention_mask=None`, and an unknown keyword of
+`forward` reaches the attention function untouched; that keyword carries the flat batch. K/V of the new rows
+are written into the chunk pool here, so the model never sees a cache object, and its argument's name (which
+changed between releases) does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from longgraft.config import GraftError
+from longgraft.kernels.tree_attention import AttentionSpec, tree_attention
+
+NAME = "longgraft"
+# What models pass besides the arguments we use, and that changes nothing for us: positions are taken from the
+# flat batch, and there is no dropout outside training.
+HARMLESS = {"position_ids", "use_cache", "output_router_logits", "output_attentions", "output_hidden_states"}
+
+
+class RowCache(Protocol):
+    """What attention needs of a sequence's cache; `longgraft.cache.SequenceCache` is the real one."""
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store K/V of the reserved rows of one layer."""
+
+    def runs(self, layer: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the prefix as runs of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one sequence in a flat batch: rows [begin, end), their positions [rows], mask or None."""
+
+    cache: RowCache
+    begin: int
+    end: int
+    positions: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """All parts of one forward; rows of no part (padding) attend to themselves alone."""
+
+    parts: Sequence[Part]
+    backend: str
+
+
+@contextmanager
+def borrowed(model: Any) -> Iterator[None]:
+    """Set our attention on the model and give its own back on every exit."""
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    experts = getattr(config, "_experts_implementation", None)
+    # transformers' grouped experts take no float64; float64 is what our own tests run in.
+    eager_experts = model.dtype == torch.float64 and experts not in (None, "eager")
+    try:
+        model.set_attn_implementation(NAME)
+        if config._attn_implementation != NAME:
+            raise GraftError(
+                f"{type(model).__name__}: expected a model whose attention can be exchanged "
+                "(transformers' AttentionInterface); this class does not support it"
+            )
+        if eager_experts:
+            model.set_experts_implementation("eager")
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        if eager_experts:
+            model.set_experts_implementation(experts)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    longgraft_batch: FlatBatch | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend all rows of a flat batch; the signature transformers calls.
+
+    `query [1, Hq, R, D]`, `key [1, Hk, R, D]`, `value [1, Hk, R, Dv]` hold the new rows only. Returns
+    `[1, R, Hq, Dv]`. Any option that is not None and not understood is refused by name.
+    """
+    batch = _understood(module, attention_mask, longgraft_batch, options)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    sinks, softcap = options.get("s_aux"), options.get("softcap")
+    spec = AttentionSpec(scale, options.get("sliding_window"), softcap, sinks)
+    rows_q, rows_k, rows_v = (x[0].transpose(0, 1) for x in (query, key, value))
+    groups = rows_q.shape[1] // rows_k.shape[1]
+    # A padding row would see only itself: its output is its own value. It is dropped later anyway.
+    out = rows_v.repeat_interleave(groups, dim=1)
+    for part in batch.parts:
+        q, k, v = (x[part.begin : part.end] for x in (rows_q, rows_k, rows_v))
+        part.cache.write(module.layer_idx, k, v)
+        prefix = part.cache.runs(module.layer_idx)
+        out[part.begin : part.end] = tree_attention(
+            q, prefix, k, v, spec, mask=part.mask, positions=part.positions, backend=batch.backend
+        )
+    return out.unsqueeze(0), None
+
+
+def _understood(
+    module: Any, attention_mask: Tensor | None, batch: FlatBatch | None, options: dict[str, Any]
+) -> FlatBatch:
+    name = type(module).__name__
+    if batch is None:
+        raise GraftError(f"{name}: the flat batch did not reach the attention function; this model is not supported")
+    if attention_mask is not None:
+        raise GraftError(f"{name}: the model built an attention mask of its own; this model is not supported")
+    known = HARMLESS | {"dropout", "sliding_window", "softcap", "s_aux"}
+    unknown = sorted(key for key, option in options.items() if option is not None and key not in known)
+    if unknown:
+        raise GraftError(f"{name}: attention option {', '.join(unknown)} is not supported")
+    if options.get("dropout"):
+        raise GraftError(f"{name}: attention dropout is on; call model.eval() first")
+    return batch
+
+
+def register() -> None:
+    """Make our attention known to transformers under `NAME`; calling it again changes nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)

@@ -1,0 +1,161 @@
+"""Checks and measurements of a target at load: is our path right, can it be exact, what does a round cost?
+
+A model whose attention does more than it tells its attention function (a mask of its own, layers we do not
+see) would give wrong text without any error; comparing logits with the model's own attention finds it.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longgraft.cache import ChunkPool, SequenceCache
+from longgraft.config import GraftError
+from longgraft.cost import CostTable
+from longgraft.target import Segment, Target
+from longgraft.tree import IntArray, Source, TokenTree, TreeBuilder
+
+PROMPT_LEN = 31
+# Largest typical difference allowed, as a share of the logits' spread. A wrong mask, position or scale moves
+# logits by about their spread; rounding stays far below (float32: 1e-6, bfloat16: 1e-2, measured on the models
+# in eval/LOG.md).
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
+
+
+def probe_tokens(vocab_size: int, length: int) -> IntArray:
+    """Return `length` fixed pseudo-random token ids."""
+    return np.random.default_rng(0).integers(0, vocab_size, length).astype(np.int32)
+
+
+def probe_tree(token_ids: IntArray) -> TokenTree:
+    """Return a bushy tree of 8 nodes and depth 3 over the given token ids (at least 8)."""
+    builder = TreeBuilder(int(token_ids[0]))
+    for parent, token in zip([0, 0, 1, 1, 2, 3, 3], token_ids[1:8]):
+        builder.add(parent, int(token), 0.0, Source.DRAFT)
+    return builder.build()
+
+
+def self_check(target: Target) -> None:
+    """Compare our logits with the model's own attention, on a prompt in two chunks and a small tree.
+
+    Raises `GraftError` naming the model if they differ by more than rounding.
+    """
+    prompt, tree = (
+        probe_tokens(target.vocab_size, PROMPT_LEN),
+        probe_tree(probe_tokens(target.vocab_size, 50)[40:]),
+    )
+    with target.session():
+        ours = _our_logits(target, prompt, tree)
+    paths = [tree.path(node) for node in range(len(tree)) if node not in tree.parents]
+    worst = 0.0
+    for path in paths:
+        own = _own_logits(target, np.concatenate([prompt, tree.token_ids[path]]))
+        mine = torch.cat([ours[:PROMPT_LEN], ours[PROMPT_LEN:][path]]).float()
+        spread = float(own.std()) + 1e-12
+        worst = max(worst, float((mine - own).abs().mean(dim=-1).median()) / spread)
+    if not worst <= TOLERANCE[target.dtype]:
+        raise GraftError(
+            f"{type(target.model).__name__}: with our attention its logits differ from its own by {worst:.2g} of their "
+            "spread; this model does something our attention does not know, so it is not supported"
+        )
+
+
+def _our_logits(target: Target, prompt: IntArray, tree: TokenTree) -> Tensor:
+    cache = SequenceCache(target.new_pool(1))
+    half = len(prompt) // 2
+    rows = []
+    for begin, end in ((0, half), (half, len(prompt))):
+        positions = np.arange(begin, end, dtype=np.int32)
+        rows += target.forward([Segment(cache, prompt[begin:end], positions)])
+        cache.keep(range(end - begin))
+    positions = tree.positions(cache.length)
+    return torch.cat(rows + target.forward([Segment(cache, tree.token_ids, positions, tree.ancestor_mask())]))
+
+
+def _own_logits(target: Target, token_ids: IntArray) -> Tensor:
+    ids = torch.as_tensor(token_ids, dtype=torch.long, device=target.device).unsqueeze(0)
+    with torch.no_grad():
+        logits: Tensor = target.model(input_ids=ids, use_cache=False).logits[0].float()
+    return logits
+
+
+def probe_exact(target: Target, rows: int) -> None:
+    """Raise `GraftError` unless forwards of a fixed width give bitwise equal logits however rows are laid out.
+
+    Decodes a chain token by token and verifies the same chain as one tree, both at `rows` rows.
+    """
+    from longgraft.verify import padded
+
+    tokens = probe_tokens(target.vocab_size, PROMPT_LEN + rows)
+    prompt, tail = tokens[:PROMPT_LEN], tokens[PROMPT_LEN:]
+    builder = TreeBuilder(int(tail[0]))
+    for node, token in enumerate(tail[1:]):
+        builder.add(node, int(token), 0.0, Source.DRAFT)
+    with target.session():
+        together = target.forward([padded(_prefilled(target, prompt), builder.build(), rows)])[0]
+        cache, steps = _prefilled(target, prompt), []
+        for token in tail:
+            steps.append(target.forward([padded(cache, TreeBuilder(int(token)).build(), rows)])[0][0])
+            cache.keep([0])
+    if not torch.equal(together, torch.stack(steps)):
+        raise GraftError(
+            f"exact mode: forwards of {rows} rows are not bitwise reproducible for {type(target.model).__name__} in "
+            f"{str(target.dtype).removeprefix('torch.')} on this machine; use float32, or leave exact mode off"
+        )
+
+
+def _prefilled(target: Target, prompt: IntArray) -> SequenceCache:
+    cache = SequenceCache(target.new_pool(2))
+    target.prefill(cache, prompt, rows=len(prompt))
+    return cache
+
+
+# Widths timed at load behind a short context, and those timed again behind a long one; what lies between is
+# interpolated until real rounds correct it.
+SHORT_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+LONG_WIDTHS = (1, 16)
+
+
+def measure_costs(target: Target, pool: ChunkPool, contexts: tuple[int, int] = (128, 2048)) -> CostTable:
+    """Time a few forwards behind two context lengths filled with random K/V; no prompt is read."""
+    low, high = contexts
+    high = max(min(high, (pool.num_free - 1) * pool.chunk_rows), 2)
+    low = min(low, high // 2)
+    cache = filled(target, pool, high)
+    try:
+        time_forward(target, cache, 2, repeats=1)
+        times = {(rows, high): time_forward(target, cache, rows, 2) for rows in LONG_WIDTHS}
+        cache.truncate(low)
+        times |= {(rows, low): time_forward(target, cache, rows, 2 if rows <= 2 else 1) for rows in SHORT_WIDTHS}
+    finally:
+        cache.release()
+    return CostTable.fit(times)
+
+
+def filled(target: Target, pool: ChunkPool, length: int) -> SequenceCache:
+    """Return a cache of `length` rows of random K/V (values do not matter for time; denormals would)."""
+    cache = SequenceCache(pool)
+    cache.reserve(length)
+    for layer, shape in enumerate(target.layers):
+        keys = torch.randn(length, shape.kv_heads, shape.key_dim, device=target.device).to(target.dtype)
+        values = torch.randn(length, shape.kv_heads, shape.value_dim, device=target.device).to(target.dtype)
+        cache.write(layer, keys, values)
+    cache.keep(range(length))
+    return cache
+
+
+def time_forward(target: Target, cache: SequenceCache, rows: int, repeats: int = 2) -> float:
+    """Return the best time in seconds of a forward of `rows` new rows behind the cache; the cache is unchanged."""
+    segment = Segment(cache, np.zeros(rows, np.int32), np.arange(cache.length, cache.length + rows, dtype=np.int32))
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        target.forward([segment])
+        if target.device.type == "cuda":
+            torch.cuda.synchronize(target.device)
+        best = min(best, time.perf_counter() - begin)
+        cache.truncate(cache.length)
+    return best

@@ -1,0 +1,138 @@
+"""What a user can turn, and what comes back. Every number has its home, unit and source here.
+
+Knows no model and no tensor library; values are checked when they are made, so that a bad one is one
+sentence at the door and not a failure later.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class GraftError(ValueError):
+    """Something the user can mend. The message names the thing, what was expected and what to do."""
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise GraftError(message)
+
+
+def _finite(name: str, value: float | None) -> None:
+    _check(value is None or math.isfinite(value), f"{name} is {value}: expected a finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and where generation stops. `None` means: as the model's generation_config says.
+
+    `temperature` 0 is greedy. `seed` None draws one (returned in the output). `sample_index` tells apart
+    several answers to one prompt. `logprobs` 0-20 asks for the log-probability of each token and of that many
+    alternatives, from the raw logits in fp32. `max_new_tokens` counts committed tokens, the last one included.
+    `processors` are transformers `LogitsProcessor`s, applied after the built-in ones and before temperature.
+    `bad_words_ids` are token-id sequences that must not be completed; `logit_bias` maps token id to an addend.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bad_words_ids: Sequence[Sequence[int]] | None = None
+    logit_bias: dict[int, float] | None = None
+    min_new_tokens: int = 0
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    eos_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool = False
+    seed: int | None = None
+    sample_index: int = 0
+    logprobs: int | None = None
+    processors: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            _finite(name, getattr(self, name))
+        _finite("presence_penalty", self.presence_penalty)
+        _finite("frequency_penalty", self.frequency_penalty)
+        t, k, p, m, r = self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
+        _check(t is None or t >= 0, f"temperature is {t}: expected 0 (greedy) or more")
+        _check(k is None or k >= 0, f"top_k is {k}: expected 0 (off) or more")
+        _check(p is None or 0 < p <= 1, f"top_p is {p}: expected above 0, at most 1")
+        _check(m is None or 0 <= m <= 1, f"min_p is {m}: expected 0 to 1")
+        _check(r is None or r > 0, f"repetition_penalty is {r}: expected above 0")
+        _check(self.max_new_tokens >= 0, f"max_new_tokens is {self.max_new_tokens}: expected 0 or more")
+        _check(self.min_new_tokens >= 0, f"min_new_tokens is {self.min_new_tokens}: expected 0 or more")
+        _check(
+            self.logprobs is None or 0 <= self.logprobs <= 20,
+            f"logprobs is {self.logprobs}: expected 0 to 20",
+        )
+        _check(self.seed is None or 0 <= self.seed < 2**64, f"seed is {self.seed}: expected 0 to 2**64 - 1")
+        _check(self.sample_index >= 0, f"sample_index is {self.sample_index}: expected 0 or more")
+        _check(not isinstance(self.stop, str), "stop is a string: expected a tuple of strings")
+        _check(all(isinstance(s, str) and s for s in self.stop), "stop: expected non-empty strings")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    `max_nodes`: most proposed nodes a round, root not counted (the paper's 60). `prefill_rows`: prompt rows
+    in one forward. `max_context`: longest prompt + output in tokens (None = the model's own limit). `kv_bytes`:
+    cap of the KV pool (None = what `max_context` needs). `plain`: never draft. `exact`: every decode forward at
+    `exact_rows` rows, prefill on one grid: bitwise reproducible in low precision where the machine allows it.
+    `cost_table`: JSON file with frozen round costs (None = measure). `backend`: attention backend, `auto`,
+    `cpu` or `reference`.
+    """
+
+    max_nodes: int = 60
+    prefill_rows: int = 512
+    max_context: int | None = None
+    kv_bytes: int | None = None
+    plain: bool = False
+    exact: bool = False
+    exact_rows: int = 16
+    cost_table: str | None = None
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.max_nodes <= 1023, f"max_nodes is {self.max_nodes}: expected 0 to 1023")
+        _check(self.prefill_rows >= 1, f"prefill_rows is {self.prefill_rows}: expected 1 or more")
+        _check(
+            self.max_context is None or self.max_context >= 1,
+            f"max_context is {self.max_context}: expected 1 or more",
+        )
+        _check(self.exact_rows >= 2, f"exact_rows is {self.exact_rows}: expected 2 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one emitted token and of the likeliest alternatives (token id, log-probability)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One finished generation.
+
+    `token_ids`: the new tokens, the one that completed a stop included. `text`: their text without a matched
+    stop string. `finish_reason`: `eos`, `stop`, `length`, `context` (the model's limit) or `cancelled`.
+    `sources [n]`: the `Source` of each token (ROOT = drawn by the target, not proposed). `origins [n]`:
+    (document, offset) it was copied from, or (-1, -1). `stats`: plain numbers, see README "Metrics".
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    seed: int
+    prompt_len: int
+    sources: tuple[int, ...]
+    origins: tuple[tuple[int, int], ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    stats: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Drafters: cheap proposers that yield one `Level` of nodes after another."""

@@ -1,0 +1,288 @@
+"""The engine: one round after another until every request has stopped.
+
+A round proposes a tree a sequence (retrieve, draft, prune, graft), verifies all of them in one target pass,
+accepts what the ordinary sampler agrees with, and commits it. Reading the prompt stops one token short of
+its end: the last prompt token is the root of the first round, so there is no special first token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from longgraft.accept import accept
+from longgraft.admission import CHUNK_ROWS, chunks_for, pool_chunks, require_room
+from longgraft.cache import SequenceCache
+from longgraft.check import measure_costs, probe_exact, self_check
+from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
+from longgraft.cost import CostTable
+from longgraft.draft.base import Drafter, NullDrafter
+from longgraft.graft import graft
+from longgraft.index.context_index import ContextIndex
+from longgraft.prune import prune
+from longgraft.resolve import resolve
+from longgraft.sampler import Sampler
+from longgraft.sequence import Sequence
+from longgraft.stats import Stats
+from longgraft.stop import StopRules
+from longgraft.target import Progress, Target
+from longgraft.tree import TokenTree, TreeBuilder
+from longgraft.verify import verify
+
+Prompt = str | Seq[int]
+
+
+class Engine:
+    """Generates with a transformers causal LM, faster and with the same output as plain decoding."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        config: EngineConfig | None = None,
+        *,
+        drafter: Drafter | None = None,
+        cost: CostTable | None = None,
+    ) -> None:
+        """Wrap a loaded model; raises `GraftError` if it cannot be right with our attention (checked here)."""
+        self.config = config or EngineConfig()
+        self.tokenizer = tokenizer
+        self.target = Target(model, self.config.backend)
+        self.drafter = drafter or NullDrafter()
+        self_check(self.target)
+        if self.config.exact:
+            probe_exact(self.target, self.config.exact_rows)
+        self.pool = self.target.new_pool(pool_chunks(self.target, self.config))
+        self._cost = cost or (CostTable.load(self.config.cost_table) if self.config.cost_table else None)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str,
+        config: EngineConfig | None = None,
+        *,
+        dtype: str = "auto",
+        device: str | None = None,
+        **options: Any,
+    ) -> Engine:
+        """Load a hub id, a local folder or a GGUF file (`FILE.gguf`, `hub/id:FILE.gguf`)."""
+        from longgraft.load import load
+
+        model, tokenizer = load(name, dtype, device)
+        return cls(model, tokenizer, config, **options)
+
+    @property
+    def max_context(self) -> int:
+        """Longest prompt + output in tokens: the model's limit, or a smaller one asked for."""
+        limits = (self.target.context_limit, self.config.max_context)
+        return min((limit for limit in limits if limit), default=self.pool.num_chunks * CHUNK_ROWS)
+
+    @property
+    def cost(self) -> CostTable:
+        """The table of round costs, measured when it is first needed."""
+        if self._cost is None:
+            with self.target.session():
+                self._cost = measure_costs(self.target, self.pool)
+        return self._cost
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | None = None,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Generate one `Output` for one prompt (text or token ids), or a list of them for a list of prompts.
+
+        The prompts of a list run together, as many at a time as the KV pool holds.
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
+        waiting = [self.encode(p) for p in ([prompts] if single else prompts)]  # type: ignore[list-item]
+        outputs: list[Output] = []
+        while waiting:
+            batch = self._admit(waiting, params or SamplingParams())
+            for _ in self.run(batch, progress):
+                pass
+            outputs += [self.output(seq) for seq in batch]
+        return outputs[0] if single else outputs
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """Yield text as it becomes final; never splits a character or shows part of a stop string."""
+        from longgraft.stream import TextStream
+
+        seq = self.open(self.encode(prompt), params or SamplingParams())
+        text = TextStream(self._tokenizer(), seq.token_ids, seq.sampler.params.stop)
+        for committed in self.run([seq]):
+            if piece := text.push(committed[0]):
+                yield piece
+        if piece := text.finish():
+            yield piece
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the prompt's token ids; an empty prompt or an id outside the vocabulary is an error."""
+        ids = self._tokenizer()(prompt)["input_ids"] if isinstance(prompt, str) else [int(i) for i in prompt]
+        if not ids:
+            raise GraftError("the prompt is empty: expected at least one token")
+        wrong = [i for i in ids if not 0 <= i < self.target.vocab_size]
+        if wrong:
+            raise GraftError(f"prompt token id {wrong[0]}: expected 0 to {self.target.vocab_size - 1}")
+        return ids
+
+    def open(self, prompt_ids: list[int], params: SamplingParams) -> Sequence:
+        """Admit one request: check lengths and memory, and set up its state. Nothing is computed yet."""
+        params = resolve(params, getattr(self.target.model, "generation_config", None), self.target.vocab_size)
+        total = len(prompt_ids) + params.max_new_tokens
+        if len(prompt_ids) > self.max_context:
+            raise GraftError(
+                f"the prompt has {len(prompt_ids)} tokens: expected at most {self.max_context} (the context limit)"
+            )
+        require_room(self.target, self.pool, min(total, self.max_context), self.config)
+        threshold = self.target.long_rope_from
+        stop = StopRules(
+            params.eos_token_ids or (),
+            params.stop,
+            params.max_new_tokens,
+            self.max_context - len(prompt_ids),
+            self.tokenizer,
+        )
+        return Sequence(
+            token_ids=list(prompt_ids),
+            prompt_len=len(prompt_ids),
+            cache=SequenceCache(self.pool),
+            index=ContextIndex(self.target.vocab_size),
+            sampler=Sampler(params, prompt_ids, self.target.vocab_size),
+            stop=stop,
+            stats=Stats(prompt_tokens=len(prompt_ids)),
+            long_rope=threshold is not None and total > threshold,
+        )
+
+    def run(self, batch: Seq[Sequence], progress: Progress | None = None) -> Iterator[list[list[int]]]:
+        """Read the prompts, then yield after every round the tokens each sequence of the batch committed.
+
+        Caches are released on every exit; leaving early keeps what was committed.
+        """
+        begin = time.perf_counter()
+        try:
+            with self.target.session():
+                if not (self.config.plain or self.config.exact):
+                    with _stage(batch, "calibrate"):
+                        _ = self.cost
+                for seq in batch:
+                    self.prefill(seq, progress)
+                while active := [seq for seq in batch if not seq.is_finished]:
+                    lengths = {id(seq): len(seq.token_ids) for seq in active}
+                    for group in self._groups(active):
+                        self.step(group)
+                    yield [seq.token_ids[lengths.get(id(seq), len(seq.token_ids)) :] for seq in batch]
+        finally:
+            for seq in batch:
+                seq.stats.seconds["total"] += time.perf_counter() - begin
+                self.drafter.reset(seq)
+                seq.cache.release()
+
+    def prefill(self, seq: Sequence, progress: Progress | None = None) -> None:
+        """Compute K/V of the prompt but its last token, and index it."""
+        if seq.is_finished:
+            return
+        with seq.stats.stage("prefill"):
+            done = seq.cache.length
+            tokens = np.asarray(seq.token_ids[done:-1], np.int32)
+            self.target.prefill(seq.cache, tokens, self.config.prefill_rows, progress, long_rope=seq.long_rope)
+            seq.stats.prefilled_tokens += len(tokens)
+        if not self.config.plain:
+            with seq.stats.stage("index"):
+                seq.index.extend(np.asarray(seq.token_ids, np.int32), learn=False)
+
+    def step(self, batch: Seq[Sequence]) -> None:
+        """One round: propose, verify in one target pass, accept, commit."""
+        with _stage(batch, "plan"):
+            trees = self.plan(batch)
+        begin = time.perf_counter()
+        with _stage(batch, "verify"):
+            checked = verify(self.target, batch, trees, self.config.exact_rows if self.config.exact else None)
+        self._learn_cost(batch, trees, time.perf_counter() - begin)
+        for seq, result in zip(batch, checked):
+            with seq.stats.stage("accept"):
+                accepted = accept(result, seq.sampler, seq.token_ids, seq.stop)
+                new = seq.stop.clip(accepted.token_ids)
+            with seq.stats.stage("extend"):
+                seq.extend(new, result, accepted)
+                self.drafter.extend(seq, new, result, accepted)
+
+    def plan(self, batch: Seq[Sequence]) -> list[TokenTree]:
+        """Return the tree of each sequence that is worth verifying now."""
+        builders = [self.propose(seq) for seq in batch]
+        if self.config.plain:
+            return [builder.build() for builder in builders]
+        if self.config.exact:
+            return [builder.build(self.config.exact_rows) for builder in builders]
+        lengths = [len(seq.token_ids) for seq in batch]
+        counts = self.cost.choose([builder.scores for builder in builders], lengths)
+        return [builder.build(count) for builder, count in zip(builders, counts)]
+
+    def propose(self, seq: Sequence) -> TreeBuilder:
+        """Collect all proposals for one sequence: drafted levels first, then retrieved continuations."""
+        if self.config.plain:
+            return TreeBuilder(seq.root_token)
+        builder = prune(self.drafter.levels(seq), seq.root_token)
+        found = seq.index.draft(self.config.max_nodes)
+        graft(builder, [found] if found else [], self.target.vocab_size, max_depth=seq.stop.remaining - 1)
+        return builder
+
+    def output(self, seq: Sequence) -> Output:
+        """Return what a sequence holds; one that was left early says `cancelled`."""
+        new = tuple(seq.new_token_ids)
+        return Output(
+            token_ids=new,
+            text=seq.stop.text if self.tokenizer is not None else "",
+            finish_reason=seq.stop.finish_reason or "cancelled",
+            seed=seq.sampler.seed,
+            prompt_len=seq.prompt_len,
+            sources=tuple(seq.sources),
+            origins=tuple(seq.origins),
+            logprobs=tuple(seq.logprobs),
+            stats=seq.stats.summary(),
+        )
+
+    def _learn_cost(self, batch: Seq[Sequence], trees: Seq[TokenTree], seconds: float) -> None:
+        if self._cost is not None and not self.config.exact:
+            context = sum(len(seq.token_ids) for seq in batch) // len(batch)
+            self._cost.learn(sum(len(tree) for tree in trees), context, seconds)
+
+    def _groups(self, active: Seq[Sequence]) -> list[list[Sequence]]:
+        """Return who shares a forward: nobody in exact mode, else those in one RoPE regime."""
+        if self.config.exact:
+            return [[seq] for seq in active]
+        regimes = {seq.long_rope: [s for s in active if s.long_rope == seq.long_rope] for seq in active}
+        return list(regimes.values())
+
+    def _admit(self, waiting: list[list[int]], params: SamplingParams) -> list[Sequence]:
+        """Take as many requests from the front of `waiting` as fit the pool together, at least one."""
+        batch: list[Sequence] = []
+        room = self.pool.num_free
+        while waiting:
+            room -= chunks_for(min(len(waiting[0]) + params.max_new_tokens, self.max_context), self.config)
+            if batch and room < 0:
+                break
+            batch.append(self.open(waiting.pop(0), params))
+        return batch
+
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise GraftError("this engine has no tokenizer: give token ids, or pass tokenizer= when making it")
+        return self.tokenizer
+
+
+@contextmanager
+def _stage(batch: Seq[Sequence], name: str) -> Iterator[None]:
+    """Time a stage that all sequences of a batch go through together."""
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        for seq in batch:
+            seq.stats.seconds[name] += time.perf_counter() - begin

@@ -1,0 +1,96 @@
+"""Linear layers of a model computed by our own kernel, for as long as a context lasts.
+
+Knows no architecture: every exact `torch.nn.Linear` is a matrix and nothing more. The one idea: verification
+sends a few rows through every layer, which torch does slowly where the processor has no instructions for the
+weights' dtype; inside `wide` each such layer's `forward` is our kernel, outside the model is untouched.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from longgraft.kernels import rows_linear as kernel
+
+_ENTRY = threading.Lock()  # two engines may open and close contexts on one model at once
+
+
+class _RowsForward:
+    """A layer's `forward` while at least one context holds it; `holders` counts them."""
+
+    __slots__ = ("holders", "layer")
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer
+        self.holders = 0
+
+    def __call__(self, input: Tensor) -> Tensor:
+        layer = self.layer
+        return kernel.rows_linear(input, layer.weight, layer.bias)
+
+
+class Wide:
+    """A context in which the fitting linear layers of one model run on our kernel; made by `wide`.
+
+    `layers` are the layers concerned; `name` says for stats what computes them. May be entered repeatedly and
+    nested; the layers get their own `forward` back when the last context on them closes, however it closes.
+    """
+
+    def __init__(self, layers: list[nn.Linear]) -> None:
+        self.layers = layers
+        self._held: list[list[_RowsForward]] = []
+
+    @property
+    def name(self) -> str:
+        """Instruction set of our kernel, or "torch" if no layer uses it."""
+        return str(kernel.KERNEL) if self.layers else "torch"
+
+    def __enter__(self) -> Wide:
+        """Give each layer our `forward`; layers that have one of their own are left alone."""
+        held = []
+        with _ENTRY:
+            for layer in self.layers:
+                forward = layer.__dict__.get("forward")
+                if forward is None:
+                    forward = layer.forward = _RowsForward(layer)  # type: ignore[method-assign]
+                if isinstance(forward, _RowsForward):
+                    forward.holders += 1
+                    held.append(forward)
+        self._held.append(held)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give back what the matching entry took."""
+        with _ENTRY:
+            for forward in self._held.pop():
+                forward.holders -= 1
+                if forward.holders == 0 and forward.layer.__dict__.get("forward") is forward:
+                    del forward.layer.forward
+
+
+def wide(model: nn.Module, always: bool = False) -> Wide:
+    """Return a context within which `model`'s linear layers run on our kernel, where that is faster.
+
+    Concerned are exact `torch.nn.Linear`s with contiguous CPU weights in fp32, bf16 or fp16 (adapters' base
+    layers included). Within the context calls that need gradients, autocast or other input dtypes still go to
+    torch. `always` includes dtypes this processor multiplies by itself, for results that do not depend on the
+    number of rows. Without a native module the context does nothing.
+    """
+    dtypes = {dtype for dtype in kernel.DTYPES if pays(dtype, always)}
+    return Wide([layer for layer in model.modules() if _fits(layer, dtypes)])  # type: ignore[misc]
+
+
+def pays(dtype: torch.dtype, always: bool = False) -> bool:
+    """Say whether our kernel is used for weights of `dtype` on this machine."""
+    if not kernel.is_available() or dtype not in kernel.DTYPES:
+        return False
+    return always or not kernel.multiplies(dtype)
+
+
+def _fits(layer: nn.Module, dtypes: set[torch.dtype]) -> bool:
+    return type(layer) is nn.Linear and layer.weight.dtype in dtypes and kernel.takes(layer.weight, layer.bias)

@@ -1,0 +1,98 @@
+"""Loads a target and its tokenizer: a hub id, a local folder or a GGUF file. Every failure is one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longgraft.config import GraftError
+from longgraft.memory import require, weight_bytes
+
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+def load(name: str, dtype: str = "auto", device: str | None = None) -> tuple[Any, Any]:
+    """Return (model, tokenizer) of a causal LM, in evaluation mode on `device` (default: CUDA if there is one).
+
+    `name`: hub id, folder, `FILE.gguf` or `hub/id:FILE.gguf`. `dtype`: `auto` (as stored; GGUF: bfloat16) or a
+    key of `DTYPES`.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise GraftError(f"dtype {dtype!r}: expected auto or one of {', '.join(DTYPES)}")
+    source, options = _source(name)
+    try:
+        return _load(source, options, dtype, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    except GraftError:
+        raise
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise GraftError(f"model {name!r} could not be loaded: {reason}") from error
+
+
+def _source(name: str) -> tuple[str, dict[str, str]]:
+    """Split a name into what `from_pretrained` takes and its extra arguments."""
+    if not name.endswith(".gguf"):
+        if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+            raise GraftError(f"model {name!r}: no such folder; expected a folder, a GGUF file or a hub id")
+        return str(Path(name).expanduser()) if name.startswith("~") else name, {}
+    path = Path(name).expanduser()
+    if path.is_file():
+        return str(path.parent), {"gguf_file": path.name}
+    repository, colon, file = name.rpartition(":")
+    if not colon:
+        raise GraftError(f"model {name!r}: no such file; expected a local GGUF file or hub/id:FILE.gguf")
+    return repository, {"gguf_file": file}
+
+
+def _load(source: str, options: dict[str, Any], dtype: str, device: torch.device) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(source, **options)
+    if dtype == "auto":
+        stored = getattr(config, "dtype", None)
+        wanted = stored if isinstance(stored, torch.dtype) and not options else torch.bfloat16
+    else:
+        wanted = DTYPES[dtype]
+    advice = "choose a smaller model or dtype, or free memory"
+    require(
+        f"loading {source} in {str(wanted).removeprefix('torch.')}",
+        weight_bytes(config, wanted),
+        device,
+        advice,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    model_options = dict(options)
+    if options:
+        model_options["quantization_config"] = _dequantized()
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted, **model_options)
+    refuse_mismatch(model, tokenizer)
+    return model.to(device).eval(), tokenizer
+
+
+def _dequantized() -> Any:
+    """Ask transformers to expand GGUF weights; releases before `GgufConfig` do so by themselves."""
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)
+    return config(dequantize=True) if config is not None else None
+
+
+def refuse_mismatch(model: Any, tokenizer: Any) -> None:
+    """Raise if the tokenizer makes token ids that the model's embedding does not have."""
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise GraftError(
+            f"tokenizer and model do not belong together: the tokenizer has token id {highest}, "
+            f"the model {rows} embeddings; load both from one place"
+        )

@@ -1,0 +1,95 @@
+"""All mutable state of one request. Nothing else in the engine is mutable.
+
+Between rounds the cache holds one row fewer than there are tokens: the last token is the root of the next
+tree and its K/V are computed together with the tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from longgraft.cache import SequenceCache
+from longgraft.config import TokenLogprob
+from longgraft.sampler import Sampler
+from longgraft.stats import Stats
+from longgraft.stop import StopRules
+from longgraft.tree import Acceptance, Continuation, Source, Verification
+
+# Rows of the successor table refreshed after a round: the visited nodes and the likeliest others. Every row
+# costs a top-k over the whole vocabulary, and rows beyond a few add little (the paper refreshes all).
+MAX_OBSERVED = 8
+NUM_SUCCESSORS = 8
+
+
+class Index(Protocol):
+    """What a sequence asks of its index; `longgraft.index.context_index.ContextIndex` is the real one."""
+
+    def extend(self, token_ids: npt.ArrayLike, learn: bool) -> None:
+        """Take in committed tokens."""
+
+    def observe(self, token_ids: npt.ArrayLike, top_ids: npt.NDArray[np.int32]) -> None:
+        """Take in the target's likeliest successors of some tokens."""
+
+    def draft(self, budget: int, path: Any = (), at: int = 0) -> Continuation | None:
+        """Propose at most `budget` nodes after the committed tokens and `path`."""
+
+
+@dataclass
+class Sequence:
+    """One request: tokens, what was computed about them, how to choose the next ones and when to stop."""
+
+    token_ids: list[int]
+    prompt_len: int
+    cache: SequenceCache
+    index: Index
+    sampler: Sampler
+    stop: StopRules
+    stats: Stats
+    long_rope: bool = False
+    draft_state: Any = None
+    sources: list[int] = field(default_factory=list)
+    origins: list[tuple[int, int]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def root_token(self) -> int:
+        """The last committed token, whose K/V are not in the cache yet."""
+        return self.token_ids[-1]
+
+    @property
+    def new_token_ids(self) -> list[int]:
+        """Committed tokens after the prompt."""
+        return self.token_ids[self.prompt_len :]
+
+    @property
+    def is_finished(self) -> bool:
+        """True once a stop rule has fired."""
+        return self.stop.finish_reason is not None
+
+    def extend(self, token_ids: list[int], result: Verification, accepted: Acceptance) -> None:
+        """Commit `token_ids` (the accepted ones after clipping): KV rows, index, tokens, provenance, stats."""
+        path = accepted.path[: len(token_ids)]
+        self.cache.keep([int(result.slots[node]) for node in path])
+        self._observe(result, path)
+        self.index.extend(np.asarray(token_ids, np.int32), learn=True)
+        self.token_ids.extend(token_ids)
+        proposed = accepted.path[1 : len(token_ids) + 1]
+        drawn = len(token_ids) - len(proposed)
+        self.sources += [int(result.tree.sources[node]) for node in proposed] + [int(Source.ROOT)] * drawn
+        self.origins += [(int(d), int(o)) for d, o in result.tree.origins[proposed]] + [(-1, -1)] * drawn
+        self.logprobs += accepted.logprobs[: len(token_ids)]
+        self.stats.record(result.tree, proposed, len(token_ids))
+
+    def _observe(self, result: Verification, path: list[int]) -> None:
+        """Refresh successor rows from raw logits: of the visited nodes, then of the likeliest others."""
+        visited = path[-MAX_OBSERVED:]
+        likeliest = np.argsort(-result.tree.scores, kind="stable")[:MAX_OBSERVED].tolist()
+        others = [node for node in likeliest if node not in path]
+        # Last write wins, so the visited nodes come last.
+        nodes = others[: MAX_OBSERVED - len(visited)] + visited
+        top = result.logits[nodes].topk(min(NUM_SUCCESSORS, result.logits.shape[-1]), dim=-1).indices
+        self.index.observe(result.tree.token_ids[nodes], top.to("cpu").numpy().astype(np.int32))

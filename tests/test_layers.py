@@ -1,0 +1,105 @@
+"""The import rules: imports go down only, and one file owns each outside dependency."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = [
+    {"kernels"},
+    {"tree", "config", "sampler", "noise", "resolve", "processors", "stats"},
+    {"index"},
+    {"target", "attention", "cache", "sequence", "stop", "cost", "load", "memory", "linear"},
+    {"draft", "prune", "graft", "verify", "accept"},
+    {"engine", "admission", "check", "stream", "hf"},
+    {"cli", "render", "audit", "demo", "__main__", "eval", "data"},
+]
+LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
+STAGES = LAYERS[4] - {"draft"}
+OWNERS = {
+    "pysuffixarray": {"index/reference.py"},
+    "faiss": {"index/dense_store.py"},
+    "triton": {"kernels/triton.py"},
+    "flash_attn": {"kernels/flash.py"},
+    "rich": {"longgraft/render.py", "longgraft/cli.py", "longgraft/demo.py"},
+    "typer": {"longgraft/cli.py"},
+    "transformers": {
+        "longgraft/attention.py",
+        "longgraft/load.py",
+        "longgraft/memory.py",
+        "longgraft/processors.py",
+        "longgraft/resolve.py",
+        "longgraft/hf.py",
+        "longgraft/cli.py",
+        "longgraft/demo.py",
+        "eval/",
+    },
+}
+
+
+def sources() -> list[Path]:
+    folders = [ROOT / "longgraft", ROOT / "index", ROOT / "kernels", ROOT / "eval"]
+    inside_links = {"index", "kernels", "eval"}
+    return [
+        path
+        for folder in folders
+        for path in sorted(folder.rglob("*.py"))
+        if not (folder.name == "longgraft" and path.relative_to(folder).parts[0] in inside_links)
+    ]
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return Path(parts[1]).stem if parts[0] == "longgraft" else parts[0]
+
+
+def imports(path: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+            assert node.module is not None
+    return names
+
+
+FILES = sources()
+IDS = [str(path.relative_to(ROOT)) for path in FILES]
+
+
+def test_every_room_has_a_layer() -> None:
+    rooms = {room(path) for path in FILES} - {"__init__"}
+    assert rooms <= set(LAYER_OF), f"say in tests/test_layers.py where {sorted(rooms - set(LAYER_OF))} belong"
+    assert len(FILES) > 25
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_imports_go_down(path: Path) -> None:
+    own = room(path)
+    if own == "__init__":
+        return
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] in ("index", "kernels", "eval"):
+            raise AssertionError(f"{path}: import longgraft.{parts[0]}, not {parts[0]}")
+        if parts[0] != "longgraft" or len(parts) < 2 or parts[1] in ("__version__", own):
+            continue
+        assert LAYER_OF[parts[1]] <= LAYER_OF[own], f"{own} imports {parts[1]} from a higher layer"
+        if own in STAGES:
+            assert parts[1] not in STAGES, f"stage {own} imports stage {parts[1]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_one_owner_for_each_dependency(path: Path) -> None:
+    relative = str(path.relative_to(ROOT))
+    for name in imports(path):
+        owners = OWNERS.get(name.split(".")[0])
+        if owners is not None:
+            assert any(relative.startswith(owner) for owner in owners), f"{relative} imports {name}"
+
+
+def test_no_package_files_where_names_would_shadow_others() -> None:
+    for folder in ("index", "kernels", "eval"):
+        assert not (ROOT / folder / "__init__.py").exists()
