@@ -8,14 +8,15 @@ normalised by construction and the rest is the probability of "none of these".
 Cells of a match: length (tokens that matched) x share (its count / counts not listed yet in its level) x
 total (those counts) x order (how many were listed before) x age (tokens since its last occurrence). Their
 priors are additive in log-odds over the pairs in `MATCH_TERMS`: a few hundred numbers, `hazards.json`, fitted
-by `longgraft.eval.calibrate` on replayed real texts (edits, documents, repositories, chats; Qwen2.5-Coder
-tokens). Successor rows have a cell per rank x length of the match beside them, recent tokens one per rank.
+by `longgraft.eval.calibrate` on replayed real texts (287 edits, documents, repositories, chats; Qwen2.5-Coder
+tokens; 1.2 million trials). Successor rows have a cell per rank x length of the match beside them (hand-smoothed
+from some 2,000 tokens of Qwen2.5-Coder-0.5B: a start, to be learnt from), recent tokens one per rank.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ NUM_ORDERS = 3
 
 # Caps of a list; the native header has the same ones (tests compare).
 MAX_LEVELS = 8
-MAX_CHILDREN = 64
+MAX_CHILDREN = 32
 MAX_MATCHES = 16
 MAX_SUCCESSORS = 8
 MAX_RECENT = 16
@@ -63,21 +64,25 @@ LOWEST, HIGHEST = 1e-4, 0.9995  # no cell is ever sure
 FloatArray = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
     """Hazards to start from and how fast they learn.
 
     `priors [NUM_CELLS]`; a prior counts for `prior_weight` trials; at each new trial of a cell its earlier
     ones keep the share `decay`. Weight and decay: chosen on the fitting traces by log-loss, flat around here.
+    `learns` False: the hazards stay the priors.
     """
 
     priors: FloatArray = field(default_factory=lambda: load_priors())
     prior_weight: float = 30.0
     decay: float = 0.995
+    learns: bool = True
 
     def __post_init__(self) -> None:
-        if self.priors.shape != (NUM_CELLS,):
-            raise GraftError(f"hazard priors have shape {self.priors.shape}: expected ({NUM_CELLS},)")
+        if self.priors.shape != (NUM_CELLS,) or self.priors.dtype != np.float64:
+            raise GraftError(
+                f"hazard priors are {self.priors.dtype} {self.priors.shape}: expected float64 ({NUM_CELLS},)"
+            )
         if not (np.all(self.priors > 0) and np.all(self.priors < 1)):
             raise GraftError("hazard priors: expected values above 0 and below 1")
         if not (self.prior_weight > 0 and 0 < self.decay <= 1):
@@ -85,12 +90,16 @@ class Ranking:
                 f"prior_weight {self.prior_weight}, decay {self.decay}: expected above 0, and above 0 to 1"
             )
 
-    def frozen(self) -> Ranking:
-        """Return the same hazards, learning nothing."""
-        return replace(self, prior_weight=1e30, decay=1.0)
+    def tables(self) -> tuple[Any, ...]:
+        """Return what the native index is made of: bin edges, orders, priors, weight, decay."""
+        lengths, totals, ages, contexts = (
+            np.array(edges, np.int32) for edges in (LENGTH_EDGES, TOTAL_EDGES, AGE_EDGES, CONTEXT_EDGES)
+        )
+        shares = np.array(SHARE_EDGES, np.float64)
+        return lengths, shares, totals, ages, contexts, NUM_ORDERS, self.priors, self.prior_weight, self.decay
 
 
-def match_weights(data: dict[str, Any]) -> FloatArray:
+def match_log_odds(data: dict[str, Any]) -> FloatArray:
     """Add up the terms of a table: log-odds per match cell, [NUM_MATCH_CELLS]."""
     total = np.full(MATCH_SHAPE, float(data["bias"]))
     for axes in MATCH_TERMS:
@@ -102,22 +111,38 @@ def match_weights(data: dict[str, Any]) -> FloatArray:
 
 def priors_from(data: dict[str, Any]) -> FloatArray:
     """Expand a hazard table (the content of `hazards.json`) into one prior per cell, [NUM_CELLS]."""
-    match = 1.0 / (1.0 + np.exp(-match_weights(data)))
+    match = 1.0 / (1.0 + np.exp(-match_log_odds(data)))
     successor = np.asarray(data["successor"], np.float64).reshape(-1)
     recent = np.asarray(data["recent"], np.float64)
     return np.clip(np.concatenate([match, successor, recent]), LOWEST, HIGHEST)
 
 
+def read_table(path: str | Path | None = None) -> dict[str, Any]:
+    """Read the hazard table at `path` (None: the one in the package)."""
+    source = resources.files("longgraft.index").joinpath("hazards.json") if path is None else Path(path)
+    try:
+        table = json.loads(source.read_text("utf-8"))
+    except OSError as error:
+        raise GraftError(f"hazard table {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise GraftError(f"hazard table {path} is not JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise GraftError(f"hazard table {path}: expected a JSON object")
+    return table
+
+
+def format_table(table: dict[str, Any]) -> str:
+    """Return a hazard table as JSON text, one term a line."""
+    terms = ",\n".join(f"  {json.dumps(axes)}: {json.dumps(weights)}" for axes, weights in table["match"].items())
+    rest = "".join(f",\n {json.dumps(key)}: {json.dumps(table[key])}" for key in ("successor", "recent"))
+    return f'{{"bias": {table["bias"]},\n "match": {{\n{terms}\n }}{rest}}}\n'
+
+
 def load_priors(path: str | Path | None = None) -> FloatArray:
     """Read the hazard table at `path` (None: the one in the package) into priors, [NUM_CELLS]."""
-    if path is None:
-        text = resources.files("longgraft.index").joinpath("hazards.json").read_text("utf-8")
-    else:
-        try:
-            text = Path(path).read_text("utf-8")
-        except OSError as error:
-            raise GraftError(f"hazard table {path}: {error.strerror}") from None
     try:
-        return priors_from(json.loads(text))
-    except (KeyError, TypeError, ValueError) as error:
-        raise GraftError(f"hazard table {path or 'hazards.json'} does not fit these bins: {error}") from None
+        return priors_from(read_table(path))
+    except (KeyError, TypeError) as error:
+        raise GraftError(f"hazard table {path} lacks {error}") from None
+    except ValueError as error:
+        raise GraftError(f"hazard table {path or 'hazards.json'} does not fit the bins: {error}") from None

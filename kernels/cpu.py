@@ -22,9 +22,9 @@ Part = tuple[Tensor, Tensor]
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Parts that wait for their merge, so that a cache in many fragments does not pile up partial results.
 _MOST_HELD = 16
-# In fp32 the flash kernel cuts fewer than 192 rows into tiles of 32 and reads the keys once per tile; matrix
-# products are 1.3 to 2.2 times as fast (Ice Lake, 2 threads; 512 to 32K keys; 2x6x128, 2x7x64, 8x4x128).
-# 24 rows, from 192 on, for short runs and in bf16 the flash kernel is as fast, or up to 3 times faster.
+# From 24 to 191 rows in fp32 the flash kernel gains nothing from a second thread, or loses; matrix products are
+# 1.3 to 2.2 times as fast (Ice Lake, 2 threads; 512 to 32K keys; heads 2x6x128, 2x7x64, 8x4x128). On one thread
+# they are equal; with fewer or more rows, short runs and in bf16 the flash kernel is as fast or faster.
 _MATMUL_ROWS = range(24, 192)
 _MATMUL_KEYS = 512
 # The flash kernel gives one thread to each (key head, tile of 32 rows); where that leaves more than half of
@@ -68,11 +68,12 @@ def merge(parts: Sequence[Part], sinks: Tensor | None = None) -> Part:
     mass = weights.sum(dim=0)
     if sinks is not None:
         mass += torch.exp(sinks.to(mass.dtype)[:, None] - top)
-    merged = parts[0][0] * weights[0].unsqueeze(-1)
-    for (out, _), weight in zip(parts[1:], weights[1:]):
-        merged.addcmul_(out.to(merged.dtype), weight.unsqueeze(-1))
     # A row that saw any key has mass >= 1 (its largest weight is 1): the clamp touches empty rows only.
-    return merged.div_(mass.clamp_min(1.0).unsqueeze(-1)), top + mass.log()
+    weights = (weights / mass.clamp_min(1.0)).unsqueeze(-1)
+    merged = parts[0][0] * weights[0]
+    for (out, _), weight in zip(parts[1:], weights[1:]):
+        merged.addcmul_(out.to(merged.dtype), weight)
+    return merged, top + mass.log()
 
 
 def _parts(inputs: TreeInput) -> Iterator[Part]:
@@ -131,9 +132,7 @@ def _attend_run(query: Tensor, run: Run, spec: AttentionSpec, mask: Tensor | Non
 
     The number of rows chooses the way in fp32 only, never in float64, where tests ask for equal tokens.
     """
-    rows, keys = query.shape[1] * query.shape[2], run[0].shape[0]
-    short = rows in _MATMUL_ROWS and keys >= _MATMUL_KEYS and query.dtype == torch.float32
-    if not _flash_takes(query, run, spec) or (short and mask is None):
+    if not _flash_takes(query, run, spec) or (mask is None and _matmul_wins(query, run[0].shape[0])):
         yield from _matmul(query, run, spec, mask)
     elif mask is not None:
         yield from _flash(query, run, spec.scale, mask=mask)
@@ -141,16 +140,25 @@ def _attend_run(query: Tensor, run: Run, spec: AttentionSpec, mask: Tensor | Non
         yield from _flash_folded(query, run, spec.scale)
 
 
+def _matmul_wins(query: Tensor, keys: int) -> bool:
+    rows = query.shape[1] * query.shape[2]
+    fits = rows in _MATMUL_ROWS and keys >= _MATMUL_KEYS
+    return fits and query.dtype == torch.float32 and torch.get_num_threads() > 1
+
+
 def _flash(
     query: Tensor, run: Run, scale: float, *, mask: Tensor | None = None, causal: bool = False
 ) -> Iterator[Part]:
     """Yield the part of one run whose keys some rows may not see: one kernel call, heads not folded."""
-    added = None
-    if mask is not None:
-        added = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+    added = None if mask is None else _added(mask, query.dtype)
     out, lse = _kernel(query.flatten(0, 1)[None], run[0][None], run[1][None], scale, added, causal)
     out, lse = out[0], lse[0]
     yield out, lse if mask is None else lse.masked_fill(~mask.any(dim=1), float("-inf"))
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where the mask is True, -inf elsewhere: what the kernel takes, and quicker to apply than a bool."""
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
 
 def _flash_folded(query: Tensor, run: Run, scale: float) -> Iterator[Part]:
@@ -201,12 +209,12 @@ def _matmul(query: Tensor, run: Run, spec: AttentionSpec, mask: Tensor | None) -
         if spec.softcap is not None:
             logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
         if mask is not None:
-            hidden = ~mask[:, start : start + block]
-            logits.unflatten(1, (group, rows)).masked_fill_(hidden, float("-inf"))
-        top = logits.amax(dim=-1, keepdim=True).clamp_min_(torch.finfo(exact).min)
-        weights = logits.sub_(top).exp_()
-        mass = weights.sum(dim=-1, keepdim=True)
-        # As in `merge`: mass >= 1 unless the row sees nothing here.
-        out = torch.bmm(weights, values) / mass.clamp_min(1.0)
-        shape = (kv_heads * group, rows)
-        yield out.reshape(*shape, -1), (top + mass.log()).reshape(shape)
+            logits.unflatten(1, (group, rows)).add_(_added(mask[:, start : start + block], exact))
+        # The largest weight is exp(top - lse): so torch's softmax, quicker than its steps one by one, will do.
+        top, weights = logits.amax(dim=-1), torch.softmax(logits, dim=-1)
+        out, lse = torch.bmm(weights, values), top - weights.amax(dim=-1).log()
+        if mask is not None:
+            empty = top == float("-inf")
+            out.masked_fill_(empty.unsqueeze(-1), 0.0)
+            lse.masked_fill_(empty, float("-inf"))
+        yield out.reshape(kv_heads * group, rows, -1), lse.reshape(kv_heads * group, rows)

@@ -242,6 +242,24 @@ def gap_of(sampler: Sampler, logits: Tensor, token_ids: list[int], token: int) -
     return high
 
 
+def sentence(result: Audit, tokenizer: Any) -> str:
+    """Return the outcome as one sentence for people."""
+    num = len(result.plain.token_ids)
+    if not result.differences:
+        return f"exact: all {num} tokens are those of plain decoding (seed {result.plain.seed})"
+    first = result.differences[0]
+    plain, grafted = (
+        "the end" if token is None else f"{tokenizer.decode([token])!r} ({token})"
+        for token in (first.plain_token, first.grafted_token)
+    )
+    gap = "none" if first.gap is None else f"{first.gap:.3g}"
+    more = f"; {len(result.differences)} differences in all" if len(result.differences) > 1 else ""
+    return (
+        f"{result.verdict}: first difference at output token {first.position} of {num}, plain {plain}, "
+        f"grafted {grafted}; gap {gap}, rounding allows {first.bound:.3g}{more}"
+    )
+
+
 def exact_cost(engine: Engine, context: int) -> dict[str, float]:
     """Return what exact mode's fixed width costs a plain round behind `context` cached tokens, in seconds."""
     with engine.target.session():

@@ -8,16 +8,16 @@ its end: the last prompt token is the root of the first round, so there is no sp
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
 
 from longgraft.accept import accept
 from longgraft.admission import CHUNK_ROWS, chunks_for, pool_chunks, require_room
-from longgraft.cache import SequenceCache
+from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.check import measure_costs, probe_exact, self_check
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
 from longgraft.cost import CostTable
@@ -27,7 +27,7 @@ from longgraft.index.context_index import ContextIndex
 from longgraft.prune import prune
 from longgraft.resolve import resolve
 from longgraft.sampler import Sampler
-from longgraft.sequence import Sequence
+from longgraft.sequence import Index, Sequence
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
 from longgraft.target import Progress, Target
@@ -35,6 +35,8 @@ from longgraft.tree import TokenTree, TreeBuilder
 from longgraft.verify import verify
 
 Prompt = str | Seq[int]
+# What `Engine.run` yields: after every round, the tokens each sequence of the batch committed.
+Rounds = Generator[list[list[int]], None, None]
 
 
 class Engine:
@@ -47,18 +49,24 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         drafter: Drafter | None = None,
+        index: Callable[[int], Index] = ContextIndex,
         cost: CostTable | None = None,
+        pool: ChunkPool | None = None,
     ) -> None:
-        """Wrap a loaded model; raises `GraftError` if it cannot be right with our attention (checked here)."""
+        """Wrap a loaded model; raises `GraftError` if it cannot be right with our attention (checked here).
+
+        `index(vocab_size)` makes the index of one request.
+        """
         self.config = config or EngineConfig()
         self.tokenizer = tokenizer
         self.target = Target(model, self.config.backend)
         self.drafter = drafter or NullDrafter()
+        self.new_index = index
         self_check(self.target)
         if self.config.exact:
             probe_exact(self.target, self.config.exact_rows)
-        self.pool = self.target.new_pool(pool_chunks(self.target, self.config))
-        self._cost = cost or (CostTable.load(self.config.cost_table) if self.config.cost_table else None)
+        self.pool = pool or self.target.new_pool(pool_chunks(self.target, self.config))
+        self.cost = cost if cost is not None else self._cost_table()
 
     @classmethod
     def from_pretrained(
@@ -81,14 +89,6 @@ class Engine:
         """Longest prompt + output in tokens: the model's limit, or a smaller one asked for."""
         limits = (self.target.context_limit, self.config.max_context)
         return min((limit for limit in limits if limit), default=self.pool.num_chunks * CHUNK_ROWS)
-
-    @property
-    def cost(self) -> CostTable:
-        """The table of round costs, measured when it is first needed."""
-        if self._cost is None:
-            with self.target.session():
-                self._cost = measure_costs(self.target, self.pool)
-        return self._cost
 
     def generate(
         self,
@@ -116,9 +116,10 @@ class Engine:
 
         seq = self.open(self.encode(prompt), params or SamplingParams())
         text = TextStream(self._tokenizer(), seq.token_ids, seq.sampler.params.stop)
-        for committed in self.run([seq]):
-            if piece := text.push(committed[0]):
-                yield piece
+        with closing(self.run([seq])) as rounds:
+            for committed in rounds:
+                if piece := text.push(committed[0]):
+                    yield piece
         if piece := text.finish():
             yield piece
 
@@ -132,9 +133,13 @@ class Engine:
             raise GraftError(f"prompt token id {wrong[0]}: expected 0 to {self.target.vocab_size - 1}")
         return ids
 
-    def open(self, prompt_ids: list[int], params: SamplingParams) -> Sequence:
-        """Admit one request: check lengths and memory, and set up its state. Nothing is computed yet."""
-        params = resolve(params, getattr(self.target.model, "generation_config", None), self.target.vocab_size)
+    def open(self, prompt_ids: list[int], params: SamplingParams, generation_config: Any = None) -> Sequence:
+        """Admit one request: check lengths and memory, and set up its state. Nothing is computed yet.
+
+        `generation_config` (default: the model's own) fills what `params` leaves open.
+        """
+        defaults = generation_config or getattr(self.target.model, "generation_config", None)
+        params = resolve(params, defaults, self.target.vocab_size)
         total = len(prompt_ids) + params.max_new_tokens
         if len(prompt_ids) > self.max_context:
             raise GraftError(
@@ -148,19 +153,20 @@ class Engine:
             params.max_new_tokens,
             self.max_context - len(prompt_ids),
             self.tokenizer,
+            prompt_ids=prompt_ids,
         )
         return Sequence(
             token_ids=list(prompt_ids),
             prompt_len=len(prompt_ids),
             cache=SequenceCache(self.pool),
-            index=ContextIndex(self.target.vocab_size),
+            index=self.new_index(self.target.vocab_size),
             sampler=Sampler(params, prompt_ids, self.target.vocab_size),
             stop=stop,
             stats=Stats(prompt_tokens=len(prompt_ids)),
             long_rope=threshold is not None and total > threshold,
         )
 
-    def run(self, batch: Seq[Sequence], progress: Progress | None = None) -> Iterator[list[list[int]]]:
+    def run(self, batch: Seq[Sequence], progress: Progress | None = None) -> Rounds:
         """Read the prompts, then yield after every round the tokens each sequence of the batch committed.
 
         Caches are released on every exit; leaving early keeps what was committed.
@@ -168,9 +174,6 @@ class Engine:
         begin = time.perf_counter()
         try:
             with self.target.session():
-                if not (self.config.plain or self.config.exact):
-                    with _stage(batch, "calibrate"):
-                        _ = self.cost
                 for seq in batch:
                     self.prefill(seq, progress)
                 while active := [seq for seq in batch if not seq.is_finished]:
@@ -216,9 +219,7 @@ class Engine:
     def plan(self, batch: Seq[Sequence]) -> list[TokenTree]:
         """Return the tree of each sequence that is worth verifying now."""
         builders = [self.propose(seq) for seq in batch]
-        if self.config.plain:
-            return [builder.build() for builder in builders]
-        if self.config.exact:
+        if self.cost is None:
             return [builder.build(self.config.exact_rows) for builder in builders]
         lengths = [len(seq.token_ids) for seq in batch]
         counts = self.cost.choose([builder.scores for builder in builders], lengths)
@@ -249,9 +250,18 @@ class Engine:
         )
 
     def _learn_cost(self, batch: Seq[Sequence], trees: Seq[TokenTree], seconds: float) -> None:
-        if self._cost is not None and not self.config.exact:
+        if self.cost is not None:
             context = sum(len(seq.token_ids) for seq in batch) // len(batch)
-            self._cost.learn(sum(len(tree) for tree in trees), context, seconds)
+            self.cost.learn(sum(len(tree) for tree in trees), context, seconds)
+
+    def _cost_table(self) -> CostTable | None:
+        """Return the table that chooses the number of rows; None where that number is fixed."""
+        if self.config.plain or self.config.exact:
+            return None
+        if self.config.cost_table is not None:
+            return CostTable.load(self.config.cost_table)
+        with self.target.session():
+            return measure_costs(self.target, self.pool)
 
     def _groups(self, active: Seq[Sequence]) -> list[list[Sequence]]:
         """Return who shares a forward: nobody in exact mode, else those in one RoPE regime."""

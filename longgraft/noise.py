@@ -105,6 +105,8 @@ def winner(scores: Floats, key: Key) -> int:
     what remains needs random bits. Then it is that of the token with the largest r: what remains, mostly one,
     needs logarithms.
     """
+    if len(scores) <= _FEW:
+        return winner_plain(scores, np.arange(len(scores)), key)
     best = int(scores.argmax())
     padded = np.full(-(-len(scores) // 4) * 4, -np.inf, np.float32)
     np.subtract(scores, scores[best], out=padded[: len(scores)], casting="same_kind")

@@ -114,6 +114,7 @@ def _asked(params: SamplingParams, rules: dict[str, Any]) -> dict[str, Any]:
         asked["bad_words_ids"] = words
     if params.min_new_tokens:
         asked["min_new_tokens"] = params.min_new_tokens
+        asked.pop("min_length", None)  # as in generate, where the former takes precedence
     if params.presence_penalty or params.frequency_penalty:
         asked["penalties"] = (params.presence_penalty, params.frequency_penalty)
     if params.logit_bias:

@@ -22,8 +22,8 @@ class Routes:
     `taken`: per recorded forward, per router, the set of experts of each row.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.modules = [m for m in model.modules() if type(m).__name__.endswith(_ROUTER_NAMES)]
+    def __init__(self, model: Any) -> None:
+        self.modules: list[nn.Module] = [m for m in model.modules() if type(m).__name__.endswith(_ROUTER_NAMES)]
         self.taken: list[list[list[frozenset[int]]]] = []
         self._top_k = int(getattr(model.config.get_text_config(), "num_experts_per_tok", None) or 1)
 

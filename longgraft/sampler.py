@@ -71,12 +71,13 @@ class Sampler:
         logits = logits.detach() if logits.dtype in _WIDE else logits.detach().float()
         self._prepare(logits.device)
         scores, is_filtered = self._processed(logits, token_ids)
-        if self._temperature == 0:
-            token_id = self._greedy(scores, position)
-        else:
-            token_id = self._sample(scores, position, is_filtered)
         num_top = self.params.logprobs
-        return Draw(token_id, None if num_top is None else _logprob(_host(logits), token_id, num_top))
+        with np.errstate(all="ignore"):  # scores at the ends of the range overflow to the right infinity
+            if self._temperature == 0:
+                token_id = self._greedy(scores, position)
+            else:
+                token_id = self._sample(scores, position, is_filtered)
+            return Draw(token_id, None if num_top is None else _logprob(_host(logits), token_id, num_top))
 
     def _prepare(self, device: torch.device) -> None:
         """Build the processors when the device is known: at the first draw."""
@@ -85,6 +86,7 @@ class Sampler:
         self._pipeline = build(self.params, self._prompt_ids, self._vocab_size, device)
         if self._pipeline is not None:
             self._history = _History(self._prompt_ids, device)
+        self._prompt_ids = []  # a long prompt; only its length is needed from here on
         self._is_ready = True
 
     def _processed(self, logits: Tensor, token_ids: Sequence[int]) -> tuple[Tensor, bool]:
@@ -109,8 +111,7 @@ class Sampler:
     def _sample(self, scores: Tensor, position: int, is_filtered: bool) -> int:
         params, host = self.params, _host(scores)
         if not is_filtered and self._temperature != 1.0:
-            with np.errstate(all="ignore"):
-                host = host / host.dtype.type(self._temperature)
+            host = host / host.dtype.type(self._temperature)
         peak = float(host.max())
         if not np.isfinite(peak):
             _require_usable(float(scores.max()), position)
@@ -171,8 +172,7 @@ def _require_usable(best: float, position: int) -> None:
 def _logprob(scores: Floats, token_id: int, num_top: int) -> TokenLogprob:
     """Return the log-softmax of raw logits at `token_id` and at the `num_top` likeliest tokens."""
     peak = scores.max()
-    with np.errstate(invalid="ignore"):  # an infinite logit has no log-probability: NaN says so
-        total = peak + np.log(np.exp(scores - peak).sum())
+    total = peak + np.log(np.exp(scores - peak).sum())
     edge = np.partition(scores, -num_top)[-num_top] if 0 < num_top < len(scores) else -np.inf
     likeliest = np.flatnonzero(scores >= edge)
     likeliest = likeliest[np.argsort(-scores[likeliest], kind="stable")[:num_top]]

@@ -26,8 +26,7 @@ _CLEANED_SPAN = 4
 
 
 class TextDecoder:
-    """Text of a growing list of output tokens, special tokens skipped; the same however the tokens are
-    grouped.
+    """Text of a growing list of output tokens, special ones skipped; the same however the tokens are grouped.
 
     The text continues `prompt_ids`: a sentencepiece-like tokenizer keeps the space of a first word that
     follows a word of the prompt. After a special token, as at the end of a chat template, a new text begins
@@ -37,6 +36,9 @@ class TextDecoder:
     def __init__(self, tokenizer: Any, prompt_ids: Seq[int] = ()) -> None:
         self._tokenizer = tokenizer
         self.is_cleaning = _cleans_spaces(tokenizer)
+        # Cleaned here, not by the tokenizer: what it cleans away may depend on tokens to come.
+        has_option = hasattr(tokenizer, "clean_up_tokenization_spaces")
+        self._options = {"clean_up_tokenization_spaces": False} if has_option else {}
         self._uncleaned = ""
         self._window = self._context(prompt_ids)
         self._num_settled = len(self._window)
@@ -83,8 +85,7 @@ class TextDecoder:
         return rest
 
     def _decode(self, token_ids: Seq[int], skip_special_tokens: bool = True) -> str:
-        options = {"clean_up_tokenization_spaces": False} if self.is_cleaning else {}
-        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens, **options)
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens, **self._options)
         return str(text)
 
     def _context(self, prompt_ids: Seq[int]) -> list[int]:

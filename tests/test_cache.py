@@ -218,14 +218,6 @@ def test_a_fork_copies_the_partial_chunk_only_and_only_when_written() -> None:
     assert (read(parent), read(child)) == ([*range(10), 88], [*range(10), 77])
 
 
-def test_a_fork_on_a_chunk_boundary_copies_nothing() -> None:
-    parent = SequenceCache(make_pool())
-    append(parent, list(range(8)))
-    child = parent.fork()
-    append(child, [1])
-    assert child.rows_moved == 0
-
-
 def test_exhaustion_is_one_sentence_and_changes_nothing() -> None:
     pool = make_pool(num_chunks=3)
     cache = SequenceCache(pool)

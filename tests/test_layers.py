@@ -13,7 +13,7 @@ LAYERS = [
     {"target", "attention", "cache", "sequence", "stop", "cost", "load", "memory", "linear"},
     {"draft", "prune", "graft", "verify", "accept"},
     {"engine", "admission", "check", "stream", "hf"},
-    {"cli", "render", "audit", "demo", "__main__", "eval", "data"},
+    {"cli", "render", "show", "prompts", "routes", "audit", "demo", "__main__", "eval", "data"},
 ]
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 STAGES = LAYERS[4] - {"draft"}
@@ -30,7 +30,7 @@ OWNERS = {
         "longgraft/memory.py",
         "longgraft/processors.py",
         "longgraft/resolve.py",
-        "longgraft/hf.py",
+        "longgraft/hf/",
         "longgraft/cli.py",
         "longgraft/demo.py",
         "eval/",

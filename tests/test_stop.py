@@ -15,7 +15,7 @@ from tests import small_tokenizers as small
 BYTE_LEVEL, SENTENCEPIECE, CLEANING = small.byte_level(), small.sentencepiece(), small.cleaning()
 TOKENIZERS = {"byte_level": BYTE_LEVEL, "sentencepiece": SENTENCEPIECE, "cleaning": CLEANING}
 WORDS = {
-    "byte_level": "The quick brown fox 🦖 jumps\n over – the lazy dog",
+    "byte_level": "The quick brown fox 🦖 jumps\n over — the lazy dog",
     "sentencepiece": "The quick brown fox 🦖 jumps over the lazy dog",
     "cleaning": "Hello , world . It 's fine , I do n't , you said !",
 }
@@ -178,6 +178,10 @@ def test_of_several_stop_strings_the_text_ends_before_the_leftmost() -> None:
     rules = StopRules((), ("x j", "fox", "jumps"), 99, None, BYTE_LEVEL)
     feed(rules, encode(BYTE_LEVEL, "brown fox jumps"))
     assert rules.text == "brown "
+    for stop in (("quick", "ck"), ("ck", "quick")):
+        rules = StopRules((), stop, 99, None, BYTE_LEVEL)
+        feed(rules, encode(BYTE_LEVEL, "The quick"))
+        assert rules.finish_reason == "stop" and rules.text == "The "
 
 
 def test_watching_leaves_the_rules_alone() -> None:

@@ -157,6 +157,14 @@ def test_clean_up_of_spaces() -> None:
     assert first.startswith("Hello,")
 
 
+def test_a_clean_up_flag_on_bpe_changes_nothing() -> None:
+    """As in transformers, which ignores it there (and would say so at every request)."""
+    tokenizer = small.byte_level()
+    tokenizer.clean_up_tokenization_spaces = True
+    token_ids = encode(tokenizer, "so , it 's fine .")
+    assert "".join(stream(tokenizer, [[t] for t in token_ids])) == "so , it 's fine ."
+
+
 STOPS = [
     ("lazy",),
     ("fox jumps",),

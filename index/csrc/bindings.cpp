@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "draft.hpp"
+#include "integrity.hpp"
 #include "storage.hpp"
 
 namespace nb = nanobind;
@@ -157,7 +158,7 @@ class Index {
     return nb::make_tuple(array_of<double>(trials_.size(), [&](size_t i) { return trials_[i]; }),
                           array_of<double>(hits_.size(), [&](size_t i) { return hits_[i]; }));
   }
-  const Automaton& automaton() const { return store_.a; }
+  const char* check_integrity() const { return check_automaton(store_.a); }
 
  private:
   Storage store_;
@@ -170,6 +171,16 @@ class Index {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::dict caps;
+  caps["WALK_CAP"] = kWalkCap;
+  caps["MAX_LEVELS"] = kMaxLevels;
+  caps["MAX_CHILDREN"] = kMaxChildren;
+  caps["MAX_MATCHES"] = kMaxMatches;
+  caps["MAX_SUCCESSORS"] = kMaxSuccessors;
+  caps["MAX_RECENT"] = kMaxRecent;
+  caps["RECENT_SCAN"] = kRecentScan;
+  caps["RECENT_DISTINCT"] = kRecentDistinct;
+  m.attr("CAPS") = caps;
   nb::class_<Index>(m, "Index")
       .def(nb::init<Ints, Doubles, Ints, Ints, Ints, int, Doubles, double, double>())
       .def("extend", &Index::extend, "token_ids"_a, "learn"_a, "successors"_a.none(), "vocab_size"_a)
@@ -181,6 +192,7 @@ NB_MODULE(_native, m) {
       .def("match", &Index::match)
       .def("tokens", &Index::tokens)
       .def("learnt", &Index::learnt)
+      .def("check_integrity", &Index::check_integrity)
       .def_prop_ro("memory_bytes", &Index::memory_bytes)
       .def_prop_ro("steps", &Index::steps)
       .def("__len__", &Index::size);

@@ -11,7 +11,7 @@
 namespace longgraft {
 
 constexpr int32_t kMaxLevels = 8;       // suffix links climbed for one context
-constexpr int32_t kMaxChildren = 64;    // newest edges looked at in one level
+constexpr int32_t kMaxChildren = 32;    // newest edges looked at in one level
 constexpr int32_t kMaxMatches = 16;     // tokens listed from matches
 constexpr int32_t kMaxSuccessors = 8;   // tokens listed from the successor row
 constexpr int32_t kMaxRecent = 16;      // tokens listed because they are recent
@@ -171,11 +171,14 @@ LONGGRAFT_HD void list_successors(const Automaton& a, const Ranking& r, const Su
 LONGGRAFT_HD int32_t find_recent(const Automaton& a, Child* out) {
   int32_t distinct[kRecentDistinct];
   int32_t seen = 0, n = 0;
+  uint64_t mask = 0;
   int32_t first = a.size > kRecentScan ? a.size - kRecentScan : 0;
   for (int32_t i = a.size - 1; i >= first && seen < kRecentDistinct; --i) {
-    int32_t token = a.tokens[i], k = 0;
+    int32_t token = a.tokens[i];
+    int32_t k = mask >> (token & 63) & 1 ? 0 : seen;
     while (k < seen && distinct[k] != token) ++k;
     if (token == kSentinel || k < seen) continue;
+    mask |= 1ull << (token & 63);
     distinct[seen++] = token;
     int32_t state = follow(a, kRoot, token);
     n = insert_child(out, n, kMaxRecent, Child{token, state, a.states[state].count, i + 1});

@@ -1,4 +1,4 @@
-// AVX2 with FMA: two registers hold the 16 lanes, 8 lanes to a pass; 3 x 4 sums of a pass fill 12 of the 16 registers.
+// AVX2 with FMA: two registers hold the 16 lanes, 8 lanes to a pass; 4 x 3 sums of a pass fill 12 of the 16 registers.
 
 #include "kernel.hpp"
 
@@ -21,10 +21,16 @@ namespace {
 struct Avx2 {
   using Vec = __m256;
   static constexpr int kWidth = 8;
-  static constexpr int kTileRows = 3;
+  static constexpr int kTileRows = 4;
 
   static Vec zero() { return _mm256_setzero_ps(); }
   static Vec load(const float* from) { return _mm256_loadu_ps(from); }
+  // Into a register: left to itself the compiler would load it again for every product.
+  static Vec load_once(const float* from) {
+    Vec value = _mm256_loadu_ps(from);
+    __asm__("" : "+x"(value));
+    return value;
+  }
   static void store(float* to, Vec value) { _mm256_storeu_ps(to, value); }
   static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
@@ -43,18 +49,20 @@ struct Avx2 {
     }
   }
 
-  // Add up the lanes of 4 sums as the tree of order.hpp.
+  // Add up the lanes of 3 sums as the tree of order.hpp.
   static void add_lanes(const Vec (&lanes)[2][kColumns], float* sums, bool first) {
-    __m128 quad[kColumns];
+    __m128 quad[4] = {_mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps()};
     for (int c = 0; c < kColumns; ++c) {
       const Vec eight = _mm256_add_ps(lanes[0][c], lanes[1][c]);
       quad[c] = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     }
-    // Lanes 0+2 and 1+3 of two sums side by side, then the last addition for all four at once.
+    // Lanes 0+2 and 1+3 of two sums side by side, then the last addition for all at once.
     const __m128 ab = _mm_add_ps(_mm_movelh_ps(quad[0], quad[1]), _mm_movehl_ps(quad[1], quad[0]));
-    const __m128 cd = _mm_add_ps(_mm_movelh_ps(quad[2], quad[3]), _mm_movehl_ps(quad[3], quad[2]));
-    const __m128 four = _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd));
-    _mm_storeu_ps(sums, first ? four : _mm_add_ps(_mm_loadu_ps(sums), four));
+    const __m128 c = _mm_add_ps(_mm_movelh_ps(quad[2], quad[3]), _mm_movehl_ps(quad[3], quad[2]));
+    __m128 three = _mm_add_ps(_mm_shuffle_ps(ab, c, 0x88), _mm_shuffle_ps(ab, c, 0xdd));
+    const __m128i mask = _mm_set_epi32(0, -1, -1, -1);
+    if (!first) three = _mm_add_ps(_mm_maskload_ps(sums, mask), three);
+    _mm_maskstore_ps(sums, mask, three);
   }
 
   template <Dtype dtype>

@@ -1,4 +1,4 @@
-// AVX-512: one register is the 16 lanes; 6 x 4 sums of a tile fill 24 of the 32 registers.
+// AVX-512: one register is the 16 lanes; 8 x 3 sums of a tile fill 24 of the 32 registers.
 
 #include "kernel.hpp"
 
@@ -28,10 +28,16 @@ namespace {
 struct Avx512 {
   using Vec = __m512;
   static constexpr int kWidth = 16;
-  static constexpr int kTileRows = 6;
+  static constexpr int kTileRows = 8;
 
   static Vec zero() { return _mm512_setzero_ps(); }
   static Vec load(const float* from) { return _mm512_loadu_ps(from); }
+  // Into a register: left to itself the compiler would load it again for every product.
+  static Vec load_once(const float* from) {
+    Vec value = _mm512_loadu_ps(from);
+    __asm__("" : "+v"(value));
+    return value;
+  }
   static void store(float* to, Vec value) { _mm512_storeu_ps(to, value); }
   static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
@@ -50,17 +56,19 @@ struct Avx512 {
     }
   }
 
-  // Add up the lanes of 4 sums as the tree of order.hpp.
+  // Add up the lanes of 3 sums as the tree of order.hpp. Quarters of a register: a0 a1 a2 a3.
   static void add_lanes(const Vec (&lanes)[1][kColumns], float* sums, bool first) {
-    const Vec *s = lanes[0];
-    const Vec ab = _mm512_add_ps(_mm512_shuffle_f32x4(s[0], s[1], 0x44), _mm512_shuffle_f32x4(s[0], s[1], 0xee));
-    const Vec cd = _mm512_add_ps(_mm512_shuffle_f32x4(s[2], s[3], 0x44), _mm512_shuffle_f32x4(s[2], s[3], 0xee));
-    Vec all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    const Vec a = lanes[0][0], b = lanes[0][1], c = lanes[0][2];
+    const Vec ab = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));  // a02 a13 b20 b31
+    const Vec cc = _mm512_add_ps(c, _mm512_shuffle_f32x4(c, c, 0x4e));                                    // c02 c13 c20 c31
+    const __m512i swapped = _mm512_set_epi32(19, 18, 17, 16, 15, 14, 13, 12, 19, 18, 17, 16, 7, 6, 5, 4);
+    Vec all = _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, ab, cc), _mm512_permutex2var_ps(ab, swapped, cc));  // a c b c
     all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
     all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
-    const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
-    const __m128 four = _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, all));
-    _mm_storeu_ps(sums, first ? four : _mm_add_ps(_mm_loadu_ps(sums), four));
+    const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 8, 0);
+    __m128 three = _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, all));
+    if (!first) three = _mm_add_ps(_mm_maskz_loadu_ps(7, sums), three);
+    _mm_mask_storeu_ps(sums, 7, three);
   }
 
   template <Dtype dtype>

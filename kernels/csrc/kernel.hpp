@@ -32,7 +32,8 @@ struct Plan {
   std::int64_t packed_floats() const { return ceil_div(linear.in, kBlock) * kBlock * rows.size(); }
 };
 
-constexpr std::int64_t kChunk = 48;  // weight rows a thread takes at a time, at most; a multiple of 4
+constexpr int kColumns = 3;  // weight rows per tile
+constexpr std::int64_t kChunk = 96;  // weight rows a thread takes at a time, at most; a multiple of kColumns
 // Floats of scratch a thread needs: a chunk's panel widened to fp32, and the sums of `rows` rows.
 inline std::int64_t scratch_floats(std::int64_t rows) { return kChunk * (kPanel + rows); }
 

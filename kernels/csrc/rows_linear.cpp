@@ -68,15 +68,17 @@ void compute_chunks(void* context) {
   }
 }
 
-// Weight rows per piece: enough pieces to share evenly, at most a chunk.
-std::int64_t piece_columns(std::int64_t out, int threads) {
-  const std::int64_t even = ceil_div(out, std::int64_t(threads) * 8);
-  return std::clamp<std::int64_t>(ceil_div(even, 4) * 4, 4, kChunk);
+// Weight rows per piece: enough pieces to share evenly. Few tiles (measured: up to 2) stream the weight from
+// memory and want it in long runs, hence few rows at a time; many want a chunk to last while their rows change.
+std::int64_t piece_columns(const Plan& plan, int threads) {
+  constexpr std::int64_t step = 4 * kColumns;
+  const std::int64_t most = plan.tiles <= 2 ? 2 * step : kChunk;
+  const std::int64_t even = ceil_div(plan.linear.out, std::int64_t(threads) * 4 * step) * step;
+  return std::min(most, even);
 }
 
 void row_block(const Kernel& kernel, const Plan& plan, int threads) {
-  const std::int64_t chunk = threads > 1 ? piece_columns(plan.linear.out, threads) : kChunk;
-  const std::int64_t floats = ceil_div(scratch_floats(plan.rows.size()), 16) * 16;
+  const std::int64_t chunk = piece_columns(plan, threads), floats = ceil_div(scratch_floats(plan.rows.size()), 16) * 16;
   const Floats scratch = allocate(floats * threads);
   Shared shared{kernel, plan, chunk, ceil_div(plan.linear.out, chunk), floats, scratch.get()};
   run_team(plan.packed_floats() < kPackAlone ? 1 : threads, pack_tiles, &shared);

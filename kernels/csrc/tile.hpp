@@ -1,10 +1,11 @@
-// The blocked kernel, written once over an instruction set `Isa`; included by one source file per set, each
-// compiled with its own flags. Everything is in an anonymous namespace and nothing of the standard library is
-// used, so that no code for a newer processor leaks out of such a file. Knows neither threads nor Python.
+// The blocked kernel, written once over an instruction set `Isa`; included by one source file per set, between
+// that file's pragmas. Everything is in an anonymous namespace and nothing of the standard library is used, so
+// that no code for a newer processor leaks out of such a file. Knows neither threads nor Python.
 //
-// A tile is up to `Isa::tile_rows` rows of x against 4 rows of the weight, all their sums in registers. Few rows
-// (one tile) read the weight where it lies; more rows first widen a chunk of it to fp32, once, into L2, and
-// fetch the next chunk from memory while they compute.
+// A tile is up to `Isa::kTileRows` rows of x against 3 rows of the weight, all their sums in registers. For each
+// panel a tile's rows of x stay in L1 while a chunk of the weight streams past from L2, where the tiles before
+// have fetched it from memory bit by bit: memory and arithmetic overlap. Few rows read the weight in its own
+// dtype, widening in registers; many rows widen the chunk's panel once and read that.
 #pragma once
 
 #include "kernel.hpp"
@@ -12,129 +13,118 @@
 namespace longgraft {
 namespace {
 
-constexpr int kColumns = 4;  // weight rows per tile
-constexpr std::int64_t kDirectTiles = 8;  // up to so many tiles of rows read the weight where it lies
+// From this many tiles on, widening a 16-bit chunk once is cheaper than once per tile.
+constexpr std::int64_t kStagedTiles = 9;
 
-struct Ahead {  // weight bytes to prefetch during one tile: `rows` rows of a chunk's panel
-  const char* data;
+template <Dtype dtype>
+constexpr int kBytes = dtype == Dtype::f32 ? 4 : 2;
+
+// What to fetch while a tile computes, a little per block of 32 products, of what comes after it.
+struct Ahead {
+  const char* weight;  // `rows` weight rows, `stride` bytes apart
   std::int64_t stride;
-  int rows;
-};
+  int rows, block_bytes;
+  const char* x;  // packed rows of the next tile: 64 bytes per block
 
-// Where the 4 weight rows of a tile lie, in their own dtype (`Direct`) or widened and interleaved (`Staged`).
-template <class Isa, Dtype dtype>
-struct Direct {
-  static constexpr int kBytes = dtype == Dtype::f32 ? 4 : 2;
-  const char* row[kColumns];
-  std::int64_t ahead;  // distance in bytes to the same place in the next 4 rows
-
-  void load(typename Isa::Vec (&w)[kColumns], std::int64_t block, int half, int pass) const {
-#pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c)
-      w[c] = Isa::template widen<dtype>(row[c] + block * (kBlock * kBytes), half, pass);
-  }
   void fetch(std::int64_t block) const {
-#pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) {
-      const char* line = row[c] + ahead + block * (kBlock * kBytes);
+    __builtin_prefetch(x + block * 64, 0, 2);
+    const char* line = weight + block * block_bytes;
+    for (int r = 0; r < rows; ++r, line += stride) {
       __builtin_prefetch(line, 0, 2);
-      if (kBytes == 4) __builtin_prefetch(line + 64, 0, 2);
+      if (block_bytes > 64) __builtin_prefetch(line + 64, 0, 2);
     }
   }
 };
 
+// Where the 3 weight rows of a tile lie: in their own dtype in the weight (`Direct`), or widened and interleaved
+// in scratch (`Staged`).
 template <class Isa, Dtype dtype>
-struct Staged {
-  static constexpr int kBytes = dtype == Dtype::f32 ? 4 : 2;
-  const float* data;
-  Ahead ahead;
+struct Direct {
+  const char* row[kColumns];
 
   void load(typename Isa::Vec (&w)[kColumns], std::int64_t block, int half, int pass) const {
-#pragma GCC unroll 4
+#pragma GCC unroll 3
+    for (int c = 0; c < kColumns; ++c)
+      w[c] = Isa::template widen<dtype>(row[c] + block * (kBlock * kBytes<dtype>), half, pass);
+  }
+};
+
+template <class Isa>
+struct Staged {
+  const float* data;
+
+  void load(typename Isa::Vec (&w)[kColumns], std::int64_t block, int half, int pass) const {
+#pragma GCC unroll 3
     for (int c = 0; c < kColumns; ++c)
       w[c] = Isa::load(data + ((block * 2 + half) * kColumns + c) * kLanes + pass * Isa::kWidth);
   }
-  void fetch(std::int64_t block) const {
-    const char* line = ahead.data + block * (kBlock * kBytes);
-    for (int r = 0; r < ahead.rows; ++r, line += ahead.stride) {
-      __builtin_prefetch(line, 0, 2);
-      if (kBytes == 4) __builtin_prefetch(line + 64, 0, 2);
-    }
-  }
 };
 
-// sums[r * stride + c] of one panel. `x` holds kRows rows, interleaved in groups of 16.
+// sums[r * kChunk + c] of one panel, added to what is there unless `first`. `x`: kRows rows, interleaved by 16.
 template <class Isa, int kRows, class Weight>
-inline void tile_sums(const float* x, const Weight& weight, std::int64_t blocks, float* sums, std::int64_t stride,
+inline void tile_sums(const float* x, const Weight& weight, const Ahead& ahead, std::int64_t blocks, float* sums,
                       bool first) {
   using Vec = typename Isa::Vec;
   constexpr int kPasses = kLanes / Isa::kWidth;
-  Vec total[kPasses][kRows][kColumns];
+  Vec total[kRows][kPasses][kColumns];
 #pragma GCC unroll 2
   for (int pass = 0; pass < kPasses; ++pass) {
     Vec sum[kRows][kColumns];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 3
       for (int c = 0; c < kColumns; ++c) sum[r][c] = Isa::zero();
     for (std::int64_t block = 0; block < blocks; ++block) {
-      if (pass == 0) weight.fetch(block);
+      if (pass == 0) ahead.fetch(block);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         Vec w[kColumns];
         weight.load(w, block, half, pass);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          const Vec left = Isa::load(x + ((block * 2 + half) * kRows + r) * kLanes + pass * Isa::kWidth);
-#pragma GCC unroll 4
+          const Vec left = Isa::load_once(x + ((block * 2 + half) * kRows + r) * kLanes + pass * Isa::kWidth);
+#pragma GCC unroll 3
           for (int c = 0; c < kColumns; ++c) sum[r][c] = Isa::fma(left, w[c], sum[r][c]);
         }
       }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) total[pass][r][c] = sum[r][c];
+#pragma GCC unroll 3
+      for (int c = 0; c < kColumns; ++c) total[r][pass][c] = sum[r][c];
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    Vec lanes[kPasses][kColumns];
-#pragma GCC unroll 2
-    for (int pass = 0; pass < kPasses; ++pass)
-#pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) lanes[pass][c] = total[pass][r][c];
-    Isa::add_lanes(lanes, sums + r * stride, first);
-  }
+  for (int r = 0; r < kRows; ++r) Isa::add_lanes(total[r], sums + r * kChunk, first);
 }
 
 template <class Isa, class Weight>
-inline void tile(std::int64_t rows, const float* x, const Weight& weight, std::int64_t blocks, float* sums,
-                 std::int64_t stride, bool first) {
-  static_assert(Isa::kTileRows <= 6);
+inline void tile(std::int64_t rows, const float* x, const Weight& weight, const Ahead& ahead, std::int64_t blocks,
+                 float* sums, bool first) {
   switch (rows) {
-    case 1: return tile_sums<Isa, 1>(x, weight, blocks, sums, stride, first);
-    case 2: return tile_sums<Isa, 2>(x, weight, blocks, sums, stride, first);
-    case 3: return tile_sums<Isa, 3>(x, weight, blocks, sums, stride, first);
+    case 1: return tile_sums<Isa, 1>(x, weight, ahead, blocks, sums, first);
+    case 2: return tile_sums<Isa, 2>(x, weight, ahead, blocks, sums, first);
+    case 3: return tile_sums<Isa, 3>(x, weight, ahead, blocks, sums, first);
+    case 4: return tile_sums<Isa, 4>(x, weight, ahead, blocks, sums, first);
     default: break;
   }
-  if constexpr (Isa::kTileRows > 3) {
+  if constexpr (Isa::kTileRows > 4) {
     switch (rows) {
-      case 4: return tile_sums<Isa, 4>(x, weight, blocks, sums, stride, first);
-      case 5: return tile_sums<Isa, 5>(x, weight, blocks, sums, stride, first);
-      default: return tile_sums<Isa, 6>(x, weight, blocks, sums, stride, first);
+      case 5: return tile_sums<Isa, 5>(x, weight, ahead, blocks, sums, first);
+      case 6: return tile_sums<Isa, 6>(x, weight, ahead, blocks, sums, first);
+      case 7: return tile_sums<Isa, 7>(x, weight, ahead, blocks, sums, first);
+      default: return tile_sums<Isa, 8>(x, weight, ahead, blocks, sums, first);
     }
   }
 }
 
-// Widen `count` products of one row into every `step`-th group of 16 floats at `to`; the last block is zero-filled.
+// Widen `count` products of one row into every `step`-th group of 16 floats at `to`; zeros fill the last block.
 template <class Isa, Dtype dtype>
 inline void widen_row(const char* from, std::int64_t count, float* to, int step) {
-  constexpr int kBytes = dtype == Dtype::f32 ? 4 : 2;
   for (std::int64_t done = 0; done < count; done += kBlock) {
-    alignas(64) char filled[kBlock * kBytes] = {};
-    const char* block = from + done * kBytes;
+    alignas(64) char filled[kBlock * kBytes<dtype>] = {};
+    const char* block = from + done * kBytes<dtype>;
     if (count - done < kBlock) {
-      __builtin_memcpy(filled, block, (count - done) * kBytes);
+      __builtin_memcpy(filled, block, (count - done) * kBytes<dtype>);
       block = filled;
     }
     for (int half = 0; half < 2; ++half, to += step * kLanes)
@@ -145,99 +135,81 @@ inline void widen_row(const char* from, std::int64_t count, float* to, int step)
 
 template <class Isa, Dtype dtype>
 inline void pack_tile(const Plan& plan, std::int64_t index) {
-  constexpr int kBytes = dtype == Dtype::f32 ? 4 : 2;
   const Range rows = plan.tile(index);
   const char* x = static_cast<const char*>(plan.linear.x);
   for (std::int64_t panel = 0; panel < plan.panels.count; ++panel) {
     const std::int64_t begin = plan.panels.begin(panel), count = plan.panels.end(panel) - begin;
     float* to = plan.packed_tile(panel, index);
     for (std::int64_t row = rows.begin; row < rows.end; ++row, to += kLanes)
-      widen_row<Isa, dtype>(x + (row * plan.linear.in + begin) * kBytes, count, to, int(rows.size()));
+      widen_row<Isa, dtype>(x + (row * plan.linear.in + begin) * kBytes<dtype>, count, to, int(rows.size()));
   }
 }
 
-// The weight of one plan, with the chunk at hand and its scratch.
+// All rows of a plan against a chunk of weight rows.
 template <class Isa, Dtype dtype>
 struct Chunk {
-  static constexpr int kBytes = dtype == Dtype::f32 ? 4 : 2;
   const Plan& plan;
   Range now, next;
   float* sums;    // [rows, kChunk]
-  float* staged;  // [group of 4 columns, block, half, 4, 16]
+  float* staged;  // [group of 3 columns, block, half, 3, 16]
+
+  void compute() const {
+    for (std::int64_t panel = 0; panel < plan.panels.count; ++panel) {
+      const bool whole = (plan.panels.end(panel) - plan.panels.begin(panel)) % kBlock == 0;
+      if (whole && (dtype == Dtype::f32 || plan.tiles < kStagedTiles)) {
+        tiles(panel, [&](std::int64_t g) { return direct(now.begin + g * kColumns, panel); });
+      } else {
+        stage(panel);
+        tiles(panel, [&](std::int64_t g) { return Staged<Isa>{staged + g * group_floats(panel)}; });
+      }
+    }
+    for (std::int64_t row = plan.rows.begin; row < plan.rows.end; ++row)
+      finish_row(row * plan.linear.out, sums + (row - plan.rows.begin) * kChunk);
+  }
+
+  std::int64_t groups() const { return ceil_div(now.size(), kColumns); }
+  std::int64_t group_floats(std::int64_t panel) const { return plan.panels.blocks(panel) * kBlock * kColumns; }
 
   const char* weight(std::int64_t column, std::int64_t panel) const {
     if (column >= plan.linear.out) column = plan.linear.out - 1;  // a group may reach past the last column
     return static_cast<const char*>(plan.linear.weight) +
-           (column * plan.linear.weight_stride + plan.panels.begin(panel)) * kBytes;
+           (column * plan.linear.weight_stride + plan.panels.begin(panel)) * kBytes<dtype>;
   }
 
-  // Few rows: no staging, each group of 4 weight rows meets all packed rows while it lies in L1.
-  void direct() const {
-    for (std::int64_t panel = 0; panel < plan.panels.count; ++panel)
-      for (std::int64_t column = now.begin; column < now.end; column += kColumns) direct_group(column, panel);
+  Direct<Isa, dtype> direct(std::int64_t column, std::int64_t panel) const {
+    return {{weight(column, panel), weight(column + 1, panel), weight(column + 2, panel)}};
   }
 
-  void direct_group(std::int64_t column, std::int64_t panel) const {
-    const std::int64_t len = plan.panels.end(panel) - plan.panels.begin(panel), blocks = plan.panels.blocks(panel);
-    float* to = sums + (column - now.begin);
-    if (len % kBlock != 0) {
-      stage(column, panel, staged);
-      return tiles(Staged<Isa, dtype>{staged, {nullptr, 0, 0}}, panel, blocks, to);
-    }
-    Direct<Isa, dtype> group;
-    for (int c = 0; c < kColumns; ++c) group.row[c] = weight(column + c, panel);
-    group.ahead = kColumns * plan.linear.weight_stride * kBytes;
-    tiles(group, panel, blocks, to);
+  void stage(std::int64_t panel) const {
+    const std::int64_t count = plan.panels.end(panel) - plan.panels.begin(panel);
+    for (std::int64_t g = 0; g < groups(); ++g)
+      for (int c = 0; c < kColumns; ++c)
+        widen_row<Isa, dtype>(weight(now.begin + g * kColumns + c, panel), count,
+                              staged + g * group_floats(panel) + c * kLanes, kColumns);
   }
 
-  template <class Weight>
-  void tiles(const Weight& group, std::int64_t panel, std::int64_t blocks, float* to) const {
-    for (std::int64_t index = 0; index < plan.tiles; ++index) {
-      const Range rows = plan.tile(index);
-      tile<Isa>(rows.size(), plan.packed_tile(panel, index), group, blocks, to + (rows.begin - plan.rows.begin) * kChunk,
-                kChunk, panel == 0);
-    }
-  }
-
-  void stage(std::int64_t column, std::int64_t panel, float* to) const {
-    const std::int64_t len = plan.panels.end(panel) - plan.panels.begin(panel);
-    for (int c = 0; c < kColumns; ++c)
-      widen_row<Isa, dtype>(weight(column + c, panel), len, to + c * kLanes, kColumns);
-  }
-
-  void through_staging() const {
-    for (std::int64_t panel = 0; panel < plan.panels.count; ++panel) {
-      const std::int64_t group_floats = plan.panels.blocks(panel) * kBlock * kColumns;
-      float* to = staged;
-      for (std::int64_t column = now.begin; column < now.end; column += kColumns, to += group_floats)
-        stage(column, panel, to);
-      panel_tiles(panel, group_floats);
-    }
-  }
-
-  void panel_tiles(std::int64_t panel, std::int64_t group_floats) const {
+  // All tiles of a panel; each fetches its share of the weight that comes next (the chunk's next panel, or the
+  // next chunk) and of the next tile's rows.
+  template <class Groups>
+  void tiles(std::int64_t panel, const Groups& group) const {
     const bool last = panel + 1 == plan.panels.count;
     const Range coming = last ? next : now;
-    const std::int64_t groups = ceil_div(now.size(), kColumns), ahead_panel = last ? 0 : panel + 1;
-    const std::int64_t share = ceil_div(coming.size(), groups * plan.tiles);
-    std::int64_t fetched = coming.begin;
+    const std::int64_t blocks = plan.panels.blocks(panel), steps = groups() * plan.tiles;
+    std::int64_t step = 0, fetched = 0;
     for (std::int64_t index = 0; index < plan.tiles; ++index) {
       const Range rows = plan.tile(index);
       const float* x = plan.packed_tile(panel, index);
-      for (std::int64_t g = 0; g < groups; ++g) {
-        const std::int64_t left = coming.end - fetched, rows_ahead = left < share ? left : share;
-        const Ahead ahead{weight(fetched, ahead_panel), plan.linear.weight_stride * kBytes, int(rows_ahead)};
-        fetched += rows_ahead;
-        float* to = sums + (rows.begin - plan.rows.begin) * kChunk + g * kColumns;
-        tile<Isa>(rows.size(), x, Staged<Isa, dtype>{staged + g * group_floats, ahead}, plan.panels.blocks(panel), to,
-                  kChunk, panel == 0);
+      const float* x_next = index + 1 < plan.tiles ? plan.packed_tile(panel, index + 1) : x;
+      for (std::int64_t g = 0; g < groups(); ++g) {
+        const std::int64_t due = coming.size() * ++step / steps, x_share = g < 2 * rows.size() ? g : 0;
+        const Ahead ahead{weight(coming.begin + fetched, last ? 0 : panel + 1),
+                          plan.linear.weight_stride * kBytes<dtype>, int(due - fetched), kBlock * kBytes<dtype>,
+                          reinterpret_cast<const char*>(x_next + x_share * blocks * kLanes)};
+        fetched = due;
+        tile<Isa>(rows.size(), x, group(g), ahead, blocks,
+                  sums + (rows.begin - plan.rows.begin) * kChunk + g * kColumns, panel == 0);
       }
     }
-  }
-
-  void finish() const {
-    for (std::int64_t row = plan.rows.begin; row < plan.rows.end; ++row)
-      finish_row(row * plan.linear.out, sums + (row - plan.rows.begin) * kChunk);
   }
 
   void finish_row(std::int64_t y_row, const float* from) const {
@@ -255,17 +227,6 @@ struct Chunk {
   }
 };
 
-template <class Isa, Dtype dtype>
-inline void chunk_columns(const Plan& plan, float* scratch, Range now, Range next) {
-  const Chunk<Isa, dtype> chunk{plan, now, next, scratch, scratch + kChunk * plan.rows.size()};
-  if (plan.tiles <= kDirectTiles) {
-    chunk.direct();
-  } else {
-    chunk.through_staging();
-  }
-  chunk.finish();
-}
-
 template <class Isa>
 void pack(const Plan& plan, std::int64_t tile) {
   switch (plan.linear.dtype) {
@@ -277,10 +238,11 @@ void pack(const Plan& plan, std::int64_t tile) {
 
 template <class Isa>
 void columns(const Plan& plan, float* scratch, Range now, Range next) {
+  float* staged = scratch + kChunk * plan.rows.size();
   switch (plan.linear.dtype) {
-    case Dtype::f32: return chunk_columns<Isa, Dtype::f32>(plan, scratch, now, next);
-    case Dtype::bf16: return chunk_columns<Isa, Dtype::bf16>(plan, scratch, now, next);
-    case Dtype::f16: return chunk_columns<Isa, Dtype::f16>(plan, scratch, now, next);
+    case Dtype::f32: return Chunk<Isa, Dtype::f32>{plan, now, next, scratch, staged}.compute();
+    case Dtype::bf16: return Chunk<Isa, Dtype::bf16>{plan, now, next, scratch, staged}.compute();
+    case Dtype::f16: return Chunk<Isa, Dtype::f16>{plan, now, next, scratch, staged}.compute();
   }
 }
 

@@ -17,9 +17,7 @@ class Drafter(Protocol):
     def levels(self, sequence: Sequence) -> Iterator[Level]:
         """Yield depth after depth of nodes below the root (node 0), each from one draft pass."""
 
-    def extend(
-        self, sequence: Sequence, token_ids: list[int], result: Verification, accepted: Acceptance
-    ) -> None:
+    def extend(self, sequence: Sequence, token_ids: list[int], result: Verification, accepted: Acceptance) -> None:
         """Take in tokens that were committed after a round."""
 
     def reset(self, sequence: Sequence) -> None:
@@ -33,9 +31,7 @@ class NullDrafter:
         """Yield nothing."""
         return iter(())
 
-    def extend(
-        self, sequence: Sequence, token_ids: list[int], result: Verification, accepted: Acceptance
-    ) -> None:
+    def extend(self, sequence: Sequence, token_ids: list[int], result: Verification, accepted: Acceptance) -> None:
         """Do nothing: there is no state."""
 
     def reset(self, sequence: Sequence) -> None:

@@ -72,10 +72,10 @@ def test_a_sink_takes_its_share_once(sink: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_lanes_change_nothing(dtype: torch.dtype) -> None:
+def test_lanes_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = call(1, [5003], (4, 2), dtype)
     whole = cpu.attend(inputs)
-    torch.set_num_threads(8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     query = cpu._grouped(inputs.query, 2)
     assert len(list(cpu._flash_folded(query, inputs.prefix[0], 0.3))) == 5  # 4 lanes, and 3 keys left over
     torch.testing.assert_close(cpu.attend(inputs), whole, rtol=0, atol=4 * torch.finfo(dtype).eps)
@@ -144,6 +144,7 @@ def test_rows_choose_the_way_in_fp32_only(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("_matmul", "_flash_folded"):
         way = getattr(cpu, name)
         monkeypatch.setattr(cpu, name, lambda *args, name=name, way=way: (ways.append(name), way(*args))[1])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         for rows in (1, 11, 12, 95, 96):
             cpu.attend(call(rows, [600], (4, 2), dtype))

@@ -63,5 +63,5 @@ def test_a_misfit_is_named(changes: dict[str, Any], message: str) -> None:
 def test_bad_constants_are_refused() -> None:
     with pytest.raises(ValueError, match="window is 0: expected 1 or more"):
         AttentionSpec(1.0, window=0)
-    with pytest.raises(ValueError, match="softcap is 0.0: expected above 0"):
+    with pytest.raises(ValueError, match=r"softcap is 0.0: expected above 0"):
         AttentionSpec(1.0, softcap=0.0)

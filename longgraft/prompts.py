@@ -1,0 +1,65 @@
+"""Where a prompt comes from: an option, a file, stdin, or a chat's messages through the model's own template."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longgraft.config import GraftError
+
+if TYPE_CHECKING:
+    from longgraft.engine import Engine
+
+
+def read_prompt(prompt: str | None, file: str | None, chat: str | None) -> str | list[Any]:
+    """Return the prompt's text, or a chat's messages, from the one option that was given."""
+    given = [name for name, v in (("--prompt", prompt), ("--prompt-file", file), ("--chat", chat)) if v is not None]
+    if len(given) != 1:
+        came = f"got {' and '.join(given)}" if given else "got none"
+        raise GraftError(f"expected one of --prompt, --prompt-file and --chat, {came}")
+    if chat is not None:
+        return messages_of(chat, read_file(chat))
+    text = prompt if prompt is not None else read_file(str(file))
+    if not text:
+        raise GraftError(f"{given[0]} is empty: expected some text")
+    return text
+
+
+def read_file(name: str) -> str:
+    """Return the text of a file, or of stdin for `-`."""
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return raw.decode("utf-8")
+    except OSError as error:
+        raise GraftError(f"{name}: cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise GraftError(f"{name}: not UTF-8 text (byte {error.start}); convert it first") from error
+
+
+def messages_of(name: str, text: str) -> list[Any]:
+    """Return the messages in a JSON text, checked for their shape."""
+    try:
+        messages = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise GraftError(f"{name}: not JSON ({error})") from error
+    is_right = isinstance(messages, list) and messages and all(isinstance(m, dict) and "role" in m for m in messages)
+    if not is_right:
+        raise GraftError(f'{name}: expected a list of messages, like [{{"role": "user", "content": "..."}}]')
+    return list(messages)
+
+
+def encode(engine: Engine, source: str | list[Any]) -> list[int]:
+    """Return the token ids of a text or, through the tokenizer's chat template, of messages."""
+    if isinstance(source, str):
+        return engine.encode(source)
+    if not getattr(engine.tokenizer, "chat_template", None):
+        raise GraftError("this model's tokenizer has no chat template: use --prompt or --prompt-file")
+    from jinja2 import TemplateError
+
+    try:
+        encoded = engine.tokenizer.apply_chat_template(source, add_generation_prompt=True, return_dict=True)
+    except (TemplateError, TypeError, KeyError, ValueError) as error:
+        raise GraftError(f"the chat template does not take these messages: {error}") from error
+    return engine.encode(encoded["input_ids"])
