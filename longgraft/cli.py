@@ -147,7 +147,6 @@ def verify(
 @app.command()
 def demo(
     *,
-    section: Annotated[str | None, typer.Option(help="Quote this section of the guide instead.")] = None,
     max_new_tokens: MaxNewTokens = 256,
     dtype: Annotated[str, typer.Option(help="auto chooses what this processor is built for.")] = "auto",
     as_json: Json = False,
@@ -158,7 +157,7 @@ def demo(
         from longgraft.demo import run_demo
         from longgraft.render import json_line
 
-        values = run_demo(section, max_new_tokens, dtype)
+        values = run_demo(max_new_tokens, dtype)
         if as_json:
             typer.echo(json_line(values))
 

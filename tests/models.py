@@ -157,7 +157,7 @@ def _turn(size: int) -> Tensor:
     return turn
 
 
-def _attention_weights(attention: nn.Module, config: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _attention_weights(attention: Any, config: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return views of q, k, v `[heads, head_dim, hidden]` and o `[hidden, heads, head_dim]`."""
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     if hasattr(attention, "qkv_proj"):
