@@ -187,20 +187,24 @@ def quieten() -> None:
     """Keep other libraries' logs and, off a terminal, their progress bars out of the way."""
     import logging
 
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    is_shown = sys.stderr.isatty()
+    if not is_shown:
         os.environ.setdefault("TQDM_DISABLE", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    if not is_shown:
+        transformers_logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
 
 
 def open_engine(model: str, config: EngineConfig, dtype: str, device: str | None) -> Engine:
     """Load a model; a bad cost table is reported before the long part."""
-    quieten()
     from longgraft.cost import CostTable
 
     cost = CostTable.load(config.cost_table) if config.cost_table else None
+    quieten()
     from longgraft.engine import Engine
 
     return Engine.from_pretrained(model, config, dtype=dtype, device=device, cost=cost)

@@ -51,8 +51,9 @@ def brackets(source: int) -> tuple[str, str]:
     return (f"⟦{letter}:", "⟧") if letter else ("", "")
 
 
-def paint_for(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Paint:
+def paint_for(stream: TextIO, environ: Mapping[str, str] | None = None) -> Paint:
     """Return colours where `stream` shows them and NO_COLOR does not forbid it, else brackets."""
+    environ = os.environ if environ is None else environ
     if environ.get("NO_COLOR"):
         return brackets
     if environ.get("FORCE_COLOR") or (stream.isatty() and environ.get("TERM") != "dumb"):

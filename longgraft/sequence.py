@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from longgraft.cache import SequenceCache
 from longgraft.config import TokenLogprob
+from longgraft.kernels.top_ids import top_ids
 from longgraft.sampler import Sampler
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
@@ -91,5 +92,6 @@ class Sequence:
         others = [node for node in likeliest if node not in path]
         # Last write wins, so the visited nodes come last.
         nodes = others[: MAX_OBSERVED - len(visited)] + visited
-        top = result.logits[nodes].topk(min(NUM_SUCCESSORS, result.logits.shape[-1]), dim=-1).indices
+        k = min(NUM_SUCCESSORS, result.logits.shape[-1])
+        top = top_ids(result.logits[nodes], k)
         self.index.observe(result.tree.token_ids[nodes], top.to("cpu").numpy().astype(np.int32))

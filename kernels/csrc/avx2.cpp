@@ -22,6 +22,7 @@ struct Avx2 {
   using Vec = __m256;
   static constexpr int kWidth = 8;
   static constexpr int kTileRows = 4;
+  static constexpr int kSums = 12;  // registers for sums
 
   static Vec zero() { return _mm256_setzero_ps(); }
   static Vec load(const float* from) { return _mm256_loadu_ps(from); }

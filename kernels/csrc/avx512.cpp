@@ -29,6 +29,7 @@ struct Avx512 {
   using Vec = __m512;
   static constexpr int kWidth = 16;
   static constexpr int kTileRows = 8;
+  static constexpr int kSums = 24;  // registers for sums
 
   static Vec zero() { return _mm512_setzero_ps(); }
   static Vec load(const float* from) { return _mm512_loadu_ps(from); }

@@ -2,7 +2,7 @@
 // that file's pragmas. Everything is in an anonymous namespace and nothing of the standard library is used, so
 // that no code for a newer processor leaks out of such a file. Knows neither threads nor Python.
 //
-// A tile is up to `Isa::kTileRows` rows of x against 3 rows of the weight, all their sums in registers. For each
+// A tile is up to `Isa::kTileRows` rows of x against 3 to 12 rows of the weight, all sums in registers. For each
 // panel a tile's rows of x stay in L1 while a chunk of the weight streams past from L2, where the tiles before
 // have fetched it from memory bit by bit: memory and arithmetic overlap. Few rows read the weight in its own
 // dtype, widening in registers; many rows widen the chunk's panel once and read that.
@@ -36,83 +36,129 @@ struct Ahead {
   }
 };
 
-// Where the 3 weight rows of a tile lie: in their own dtype in the weight (`Direct`), or widened and interleaved
-// in scratch (`Staged`).
+// The weight rows of a tile, in their own dtype where they lie (`Direct`), or widened and interleaved in scratch
+// (`Staged`, 3 rows). `load` gives 16 (or a pass's) products of row `c`.
 template <class Isa, Dtype dtype>
 struct Direct {
-  const char* row[kColumns];
+  static constexpr bool kAnyWidth = true;
+  const char* data;
+  std::int64_t stride;
 
-  void load(typename Isa::Vec (&w)[kColumns], std::int64_t block, int half, int pass) const {
-#pragma GCC unroll 3
-    for (int c = 0; c < kColumns; ++c)
-      w[c] = Isa::template widen<dtype>(row[c] + block * (kBlock * kBytes<dtype>), half, pass);
+  typename Isa::Vec load(int c, std::int64_t block, int half, int pass) const {
+    return Isa::template widen<dtype>(data + c * stride + block * (kBlock * kBytes<dtype>), half, pass);
   }
 };
 
 template <class Isa>
 struct Staged {
+  static constexpr bool kAnyWidth = false;
   const float* data;
 
-  void load(typename Isa::Vec (&w)[kColumns], std::int64_t block, int half, int pass) const {
-#pragma GCC unroll 3
-    for (int c = 0; c < kColumns; ++c)
-      w[c] = Isa::load(data + ((block * 2 + half) * kColumns + c) * kLanes + pass * Isa::kWidth);
+  typename Isa::Vec load(int c, std::int64_t block, int half, int pass) const {
+    return Isa::load(data + ((block * 2 + half) * kColumns + c) * kLanes + pass * Isa::kWidth);
   }
 };
 
+// Add 16 (or a pass's) products to each of kRows x kWide sums, holding the shorter side in registers.
+template <class Isa, int kRows, int kWide, class Weight>
+inline void add_products(typename Isa::Vec (&sum)[kRows][kWide], const float* x, const Weight& weight,
+                         std::int64_t block, int half, int pass) {
+  using Vec = typename Isa::Vec;
+  x += (block * 2 + half) * kRows * kLanes + pass * Isa::kWidth;
+  if constexpr (kRows <= kWide) {
+    Vec left[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) left[r] = Isa::load_once(x + r * kLanes);
+#pragma GCC unroll 12
+    for (int c = 0; c < kWide; ++c) {
+      const Vec right = weight.load(c, block, half, pass);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) sum[r][c] = Isa::fma(left[r], right, sum[r][c]);
+    }
+  } else {
+    Vec right[kWide];
+#pragma GCC unroll 3
+    for (int c = 0; c < kWide; ++c) right[c] = weight.load(c, block, half, pass);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Vec left = Isa::load_once(x + r * kLanes);
+#pragma GCC unroll 3
+      for (int c = 0; c < kWide; ++c) sum[r][c] = Isa::fma(left, right[c], sum[r][c]);
+    }
+  }
+}
+
 // sums[r * kChunk + c] of one panel, added to what is there unless `first`. `x`: kRows rows, interleaved by 16.
-template <class Isa, int kRows, class Weight>
+template <class Isa, int kRows, int kWide, class Weight>
 inline void tile_sums(const float* x, const Weight& weight, const Ahead& ahead, std::int64_t blocks, float* sums,
                       bool first) {
   using Vec = typename Isa::Vec;
   constexpr int kPasses = kLanes / Isa::kWidth;
-  Vec total[kRows][kPasses][kColumns];
+  Vec total[kPasses][kRows][kWide];
 #pragma GCC unroll 2
   for (int pass = 0; pass < kPasses; ++pass) {
-    Vec sum[kRows][kColumns];
+    Vec sum[kRows][kWide];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 3
-      for (int c = 0; c < kColumns; ++c) sum[r][c] = Isa::zero();
+#pragma GCC unroll 12
+      for (int c = 0; c < kWide; ++c) sum[r][c] = Isa::zero();
     for (std::int64_t block = 0; block < blocks; ++block) {
       if (pass == 0) ahead.fetch(block);
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        Vec w[kColumns];
-        weight.load(w, block, half, pass);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const Vec left = Isa::load_once(x + ((block * 2 + half) * kRows + r) * kLanes + pass * Isa::kWidth);
-#pragma GCC unroll 3
-          for (int c = 0; c < kColumns; ++c) sum[r][c] = Isa::fma(left, w[c], sum[r][c]);
-        }
-      }
+      add_products<Isa>(sum, x, weight, block, 0, pass);
+      add_products<Isa>(sum, x, weight, block, 1, pass);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 3
-      for (int c = 0; c < kColumns; ++c) total[r][pass][c] = sum[r][c];
+#pragma GCC unroll 12
+      for (int c = 0; c < kWide; ++c) total[pass][r][c] = sum[r][c];
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) Isa::add_lanes(total[r], sums + r * kChunk, first);
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < kWide; c += kColumns) {
+      Vec three[kPasses][kColumns];
+#pragma GCC unroll 2
+      for (int pass = 0; pass < kPasses; ++pass)
+#pragma GCC unroll 3
+        for (int i = 0; i < kColumns; ++i) three[pass][i] = total[pass][r][c + i];
+      Isa::add_lanes(three, sums + r * kChunk + c, first);
+    }
+}
+
+// Weight rows a tile of `rows` rows takes at once where it can: as many streams from memory as there are registers.
+template <class Isa>
+constexpr int wide_columns(std::int64_t rows) {
+  const int most = int(Isa::kSums / rows);
+  return most >= 12 ? 12 : most >= 6 ? 6 : kColumns;
+}
+
+template <class Isa, int kRows, class Weight>
+inline void tile_of(int columns, const float* x, const Weight& weight, const Ahead& ahead, std::int64_t blocks,
+                    float* sums, bool first) {
+  constexpr int kWide = wide_columns<Isa>(kRows);
+  if (columns == kColumns) {
+    tile_sums<Isa, kRows, kColumns>(x, weight, ahead, blocks, sums, first);
+  } else if constexpr (kWide > kColumns && Weight::kAnyWidth) {
+    tile_sums<Isa, kRows, kWide>(x, weight, ahead, blocks, sums, first);
+  }
 }
 
 template <class Isa, class Weight>
-inline void tile(std::int64_t rows, const float* x, const Weight& weight, const Ahead& ahead, std::int64_t blocks,
-                 float* sums, bool first) {
+inline void tile(std::int64_t rows, int columns, const float* x, const Weight& weight, const Ahead& ahead,
+                 std::int64_t blocks, float* sums, bool first) {
   switch (rows) {
-    case 1: return tile_sums<Isa, 1>(x, weight, ahead, blocks, sums, first);
-    case 2: return tile_sums<Isa, 2>(x, weight, ahead, blocks, sums, first);
-    case 3: return tile_sums<Isa, 3>(x, weight, ahead, blocks, sums, first);
-    case 4: return tile_sums<Isa, 4>(x, weight, ahead, blocks, sums, first);
+    case 1: return tile_of<Isa, 1>(columns, x, weight, ahead, blocks, sums, first);
+    case 2: return tile_of<Isa, 2>(columns, x, weight, ahead, blocks, sums, first);
+    case 3: return tile_of<Isa, 3>(columns, x, weight, ahead, blocks, sums, first);
+    case 4: return tile_of<Isa, 4>(columns, x, weight, ahead, blocks, sums, first);
     default: break;
   }
   if constexpr (Isa::kTileRows > 4) {
     switch (rows) {
-      case 5: return tile_sums<Isa, 5>(x, weight, ahead, blocks, sums, first);
-      case 6: return tile_sums<Isa, 6>(x, weight, ahead, blocks, sums, first);
-      case 7: return tile_sums<Isa, 7>(x, weight, ahead, blocks, sums, first);
-      default: return tile_sums<Isa, 8>(x, weight, ahead, blocks, sums, first);
+      case 5: return tile_of<Isa, 5>(columns, x, weight, ahead, blocks, sums, first);
+      case 6: return tile_of<Isa, 6>(columns, x, weight, ahead, blocks, sums, first);
+      case 7: return tile_of<Isa, 7>(columns, x, weight, ahead, blocks, sums, first);
+      default: return tile_of<Isa, 8>(columns, x, weight, ahead, blocks, sums, first);
     }
   }
 }
@@ -156,60 +202,66 @@ struct Chunk {
   void compute() const {
     for (std::int64_t panel = 0; panel < plan.panels.count; ++panel) {
       const bool whole = (plan.panels.end(panel) - plan.panels.begin(panel)) % kBlock == 0;
-      if (whole && (dtype == Dtype::f32 || plan.tiles < kStagedTiles)) {
-        tiles(panel, [&](std::int64_t g) { return direct(now.begin + g * kColumns, panel); });
-      } else {
-        stage(panel);
-        tiles(panel, [&](std::int64_t g) { return Staged<Isa>{staged + g * group_floats(panel)}; });
-      }
+      const bool in_place = whole && (dtype == Dtype::f32 || plan.tiles < kStagedTiles);
+      const std::int64_t from = in_place ? now.size() / kColumns : 0;  // 3 rows that reach past the last are staged
+      for (std::int64_t g = from; g < ceil_div(now.size(), kColumns); ++g) stage(panel, g);
+      for (std::int64_t index = 0; index < plan.tiles; ++index) columns(panel, index, from * kColumns);
     }
     for (std::int64_t row = plan.rows.begin; row < plan.rows.end; ++row)
       finish_row(row * plan.linear.out, sums + (row - plan.rows.begin) * kChunk);
   }
 
-  std::int64_t groups() const { return ceil_div(now.size(), kColumns); }
-  std::int64_t group_floats(std::int64_t panel) const { return plan.panels.blocks(panel) * kBlock * kColumns; }
-
   const char* weight(std::int64_t column, std::int64_t panel) const {
-    if (column >= plan.linear.out) column = plan.linear.out - 1;  // a group may reach past the last column
     return static_cast<const char*>(plan.linear.weight) +
            (column * plan.linear.weight_stride + plan.panels.begin(panel)) * kBytes<dtype>;
   }
 
-  Direct<Isa, dtype> direct(std::int64_t column, std::int64_t panel) const {
-    return {{weight(column, panel), weight(column + 1, panel), weight(column + 2, panel)}};
+  float* staged_group(std::int64_t panel, std::int64_t g) const {
+    return staged + g * plan.panels.blocks(panel) * kBlock * kColumns;
   }
 
-  void stage(std::int64_t panel) const {
+  void stage(std::int64_t panel, std::int64_t g) const {
     const std::int64_t count = plan.panels.end(panel) - plan.panels.begin(panel);
-    for (std::int64_t g = 0; g < groups(); ++g)
-      for (int c = 0; c < kColumns; ++c)
-        widen_row<Isa, dtype>(weight(now.begin + g * kColumns + c, panel), count,
-                              staged + g * group_floats(panel) + c * kLanes, kColumns);
+    for (int c = 0; c < kColumns; ++c) {
+      const std::int64_t column = now.begin + g * kColumns + c, last = plan.linear.out - 1;
+      widen_row<Isa, dtype>(weight(column < last ? column : last, panel), count,
+                            staged_group(panel, g) + c * kLanes, kColumns);
+    }
   }
 
-  // All tiles of a panel; each fetches its share of the weight that comes next (the chunk's next panel, or the
-  // next chunk) and of the next tile's rows.
-  template <class Groups>
-  void tiles(std::int64_t panel, const Groups& group) const {
+  // One tile of rows against all columns of the chunk, the first `in_place` of them read where they lie.
+  void columns(std::int64_t panel, std::int64_t index, std::int64_t in_place) const {
+    const Range rows = plan.tile(index);
+    const int wide = wide_columns<Isa>(rows.size());
+    const std::int64_t stride = plan.linear.weight_stride * kBytes<dtype>, blocks = plan.panels.blocks(panel);
+    const float* x = plan.packed_tile(panel, index);
+    float* to = sums + (rows.begin - plan.rows.begin) * kChunk;
+    for (std::int64_t c = 0; c < now.size();) {
+      const int step = c + wide <= in_place ? wide : kColumns;
+      const Ahead next_bytes = ahead(panel, index, c, step);
+      if (c < in_place) {
+        const Direct<Isa, dtype> group{weight(now.begin + c, panel), stride};
+        tile<Isa>(rows.size(), step, x, group, next_bytes, blocks, to + c, panel == 0);
+      } else {
+        const Staged<Isa> group{staged_group(panel, c / kColumns)};
+        tile<Isa>(rows.size(), step, x, group, next_bytes, blocks, to + c, panel == 0);
+      }
+      c += step;
+    }
+  }
+
+  // A tile's share of the weight that comes next (the chunk's next panel, or the next chunk) and of the next
+  // tile's rows of x.
+  Ahead ahead(std::int64_t panel, std::int64_t index, std::int64_t column, int step) const {
     const bool last = panel + 1 == plan.panels.count;
     const Range coming = last ? next : now;
-    const std::int64_t blocks = plan.panels.blocks(panel), steps = groups() * plan.tiles;
-    std::int64_t step = 0, fetched = 0;
-    for (std::int64_t index = 0; index < plan.tiles; ++index) {
-      const Range rows = plan.tile(index);
-      const float* x = plan.packed_tile(panel, index);
-      const float* x_next = index + 1 < plan.tiles ? plan.packed_tile(panel, index + 1) : x;
-      for (std::int64_t g = 0; g < groups(); ++g) {
-        const std::int64_t due = coming.size() * ++step / steps, x_share = g < 2 * rows.size() ? g : 0;
-        const Ahead ahead{weight(coming.begin + fetched, last ? 0 : panel + 1),
-                          plan.linear.weight_stride * kBytes<dtype>, int(due - fetched), kBlock * kBytes<dtype>,
-                          reinterpret_cast<const char*>(x_next + x_share * blocks * kLanes)};
-        fetched = due;
-        tile<Isa>(rows.size(), x, group(g), ahead, blocks,
-                  sums + (rows.begin - plan.rows.begin) * kChunk + g * kColumns, panel == 0);
-      }
-    }
+    const std::int64_t work = now.size() * plan.tiles, done = index * now.size() + column, end = done + step;
+    const std::int64_t from = coming.size() * done / work, to = coming.size() * (end < work ? end : work) / work;
+    const std::int64_t rows = plan.tile(index).size(), part = column / kColumns < 2 * rows ? column / kColumns : 0;
+    const float* x = plan.packed_tile(panel, index + 1 < plan.tiles ? index + 1 : index);
+    return {weight(coming.begin + from, last ? 0 : panel + 1), plan.linear.weight_stride * kBytes<dtype>,
+            int(to - from), kBlock * kBytes<dtype>,
+            reinterpret_cast<const char*>(x + part * plan.panels.blocks(panel) * kLanes)};
   }
 
   void finish_row(std::int64_t y_row, const float* from) const {
