@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.folds > 1:
             result["cross_validated"] = cross_validate(traces, base, options.folds, options.budget)
         Path(options.out).write_text(rank.format_table(table), "utf-8")
-    except (GraftError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps(result))

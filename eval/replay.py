@@ -3,7 +3,7 @@
 Needs no model, only a tokenizer. At each step the index sees all tokens so far and drafts a tree; the longest
 path that equals the true continuation is accepted and one bonus token is added. Acceptance length = output
 tokens / steps (bonus included, root not counted). Prompts are never cut; of an output the first 1,500 tokens
-count. Trace files hold one JSON object a line: `family`, `prompt`, `output`, `source` (owner/repository@...).
+count. Trace files hold one JSON object a line: `prompt`, `output`, `family`, `source` (owner/repository@...).
 
     python -m longgraft.eval.replay FILES... --tokenizer M --budget 16,32,60
 """
@@ -53,13 +53,18 @@ def read_traces(paths: Iterable[str], tokenizer_name: str) -> list[Trace]:
             lines = Path(path).read_text("utf-8").splitlines()
         except OSError as error:
             raise GraftError(f"trace file {path}: {error.strerror}") from None
-        for line in lines:
-            record = json.loads(line)
-            prompt = tokenizer(record["prompt"], add_special_tokens=False, verbose=False)["input_ids"]
-            output = tokenizer(record["output"], add_special_tokens=False, verbose=False)["input_ids"]
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+                prompt = tokenizer(record["prompt"], add_special_tokens=False, verbose=False)["input_ids"]
+                output = tokenizer(record["output"], add_special_tokens=False, verbose=False)["input_ids"]
+            except (KeyError, ValueError) as error:
+                raise GraftError(f"trace file {path}, line {number}: not a trace ({error})") from None
             group = str(record.get("source", record.get("id", ""))).split("@")[0]
             token_ids = np.array(prompt + output[:MAX_OUTPUT], np.int32)
-            traces.append(Trace(record["family"], group, token_ids, len(prompt)))
+            traces.append(Trace(str(record.get("family", "all")), group, token_ids, len(prompt)))
+    if not traces:
+        raise GraftError("no traces: the files are empty")
     return traces
 
 
@@ -187,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traces = read_traces(options.files, options.tokenizer)
         budgets = [int(budget) for budget in options.budget.split(",")]
         results = [report(b, replay_all(traces, b, ranking, options.threshold)) for b in budgets]
-    except (GraftError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps({"traces": len(traces), "budgets": results}))

@@ -47,13 +47,14 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 def takes(weight: Tensor, bias: Tensor | None) -> bool:
     """Say whether the native code can compute with these parameters: plain CPU tensors of one known dtype."""
+    if not _is_plain(weight) or weight.dtype not in DTYPES or weight.dim() != 2:
+        return False
+    row, column = weight.stride()
+    outputs, inputs = weight.shape
     return (
-        weight.dim() == 2
-        and weight.numel() > 0
-        and weight.dtype in DTYPES
-        and _is_plain(weight)
-        and weight.stride(1) == 1
-        and weight.stride(0) >= weight.shape[1]
+        column == 1
+        and row >= inputs > 0
+        and outputs > 0
         and (bias is None or (_is_plain(bias) and bias.dtype == weight.dtype and bias.is_contiguous()))
     )
 
@@ -69,8 +70,11 @@ def rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, kernel: s
     if chosen is None or not takes(weight, bias) or not _is_ready(x, weight, bias):
         return torch_linear(x, weight, bias)
     outputs, inputs = weight.shape
+    *rows, width = x.shape
+    if width != inputs:
+        return torch_linear(x, weight, bias)  # raises as it always does
     x = x.contiguous()
-    y = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype)
+    y = x.new_empty((*rows, outputs))
     assert _native is not None
     _native.linear(
         chosen,
@@ -82,7 +86,7 @@ def rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, kernel: s
         inputs,
         outputs,
         weight.stride(0),
-        DTYPES[x.dtype],
+        DTYPES[weight.dtype],
         torch.get_num_threads(),
     )
     return y
@@ -94,10 +98,8 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _is_ready(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    if not _is_plain(x) or x.dtype != weight.dtype or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+    if not _is_plain(x) or x.dtype is not weight.dtype or x.dim() == 0 or torch.is_autocast_enabled("cpu"):
         return False
-    if torch.is_autocast_enabled("cpu"):
-        return False
-    return not torch.is_grad_enabled() or not any(
-        tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)
+    return not torch.is_grad_enabled() or not (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )

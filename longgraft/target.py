@@ -6,8 +6,8 @@ every segment is the new rows of one sequence with its own positions and its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from longgraft.attention import FlatBatch, Part, borrowed, register
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
 from longgraft.config import GraftError
+from longgraft.linear import wide
 from longgraft.tree import IntArray
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
@@ -51,6 +52,7 @@ class Target:
         register()
         refuse_unsupported(model)
         self.model = model.eval()
+        self.linear = wide(model)
         self.backend = backend
         self.config = model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
@@ -59,9 +61,11 @@ class Target:
         self.long_rope_from = long_rope_threshold(self.config)
         self.layers = self._discover_layers()
 
-    def session(self) -> AbstractContextManager[None]:
-        """Return a context in which the model runs with our attention; its own comes back on exit."""
-        return borrowed(self.model)
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Run the model with our attention and linear kernels; its own come back on every exit."""
+        with borrowed(self.model), self.linear:
+            yield
 
     @property
     def context_limit(self) -> int | None:

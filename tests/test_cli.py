@@ -92,7 +92,7 @@ def test_text_streams_and_json_is_the_last_line(folder: str, engine: Engine) -> 
     values = last_json(result.stdout)
     assert result.exit_code == 0 and result.stderr == ""
     assert values["token_ids"] == list(wanted.token_ids) and values["text"] == wanted.text
-    text = result.stdout[: result.stdout.rindex("{")]
+    text = result.stdout.removesuffix(result.stdout.split("\n")[-2] + "\n")
     assert text == (wanted.text if wanted.text.endswith("\n") else wanted.text + "\n")
     assert values["finish_reason"] == "length" and values["prompt_tokens"] == wanted.prompt_len
     ends = [(span["begin"], span["end"]) for span in values["spans"]]
@@ -344,31 +344,41 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-def started(*arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "longgraft", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-
-
 def test_ctrl_c_from_outside(folder: str) -> None:
-    process = started("generate", "-m", folder, "-p", PROMPT, "-n", "1900", "--plain", "--json")
-    assert process.stdout is not None
-    first = process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
+    command = [sys.executable, "-m", "longgraft", "generate", "-m", folder, "-p", PROMPT, "--plain", "--json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, "-n", "1900"], stdout=pipe, stderr=pipe, env=environment) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
     values = last_json((first + rest).decode())
     assert process.returncode == 130 and errors == b""
     assert values["finish_reason"] == "cancelled" and 0 < len(values["token_ids"]) < 1900
 
 
-def test_a_reader_that_leaves_is_no_error(folder: str) -> None:
-    process = started("generate", "-m", folder, "-p", PROMPT, "-n", "1900", "--plain")
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.read(1)
-    process.stdout.close()
-    assert process.wait(timeout=60) == 141
-    assert process.stderr.read() == b""
-    process.stderr.close()
+FLOOD = """
+from longgraft.cli import app, mendable
+
+@app.command()
+def flood() -> None:
+    with mendable():
+        while True:
+            print("x" * 4096, flush=True)
+
+app(["flood"])
+"""
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FLOOD], stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 141
 
 
 def test_help_and_version_are_quick() -> None:

@@ -48,7 +48,19 @@ LONGGRAFT_HD void enqueue(const Automaton& a, Draft& d, const Pending& entry) {
 struct Recent {
   Child tokens[kMaxRecent];
   int32_t n;
+  double peak;  // the highest hazard of any of them
 };
+
+LONGGRAFT_HD Recent recent_of(const Automaton& a, const Ranking& r) {
+  Recent recent;
+  recent.n = find_recent(a, recent.tokens);
+  recent.peak = 0.0;
+  for (int32_t i = 0; i < recent.n; ++i) {
+    double hazard = r.hazards[r.recent_base + i];
+    if (hazard > recent.peak) recent.peak = hazard;
+  }
+  return recent;
+}
 
 // What all nodes of one draft look up in.
 struct Sources {
@@ -62,7 +74,7 @@ LONGGRAFT_HD void expand(const Sources& s, Draft& d, int32_t node, Cursor c, int
   Option options[kMaxOptions];
   double floor = lowest_useful(d) / path;
   Listing l = list_options(s.a, s.r, s.successors, c, last_token, floor, options);
-  if (l.rest >= floor) list_recent(s.r, s.recent.tokens, s.recent.n, floor, l);
+  if (l.rest * s.recent.peak >= floor) list_recent(s.r, s.recent.tokens, s.recent.n, floor, l);
   for (int32_t i = 0; i < l.n; ++i) {
     options[i].probability *= path;
     enqueue(s.a, d, Pending{options[i], node});
@@ -77,8 +89,7 @@ LONGGRAFT_HD void draft(const Automaton& a, const Ranking& r, const Successors& 
   Cursor start = text_end(a);
   int32_t last_token = a.size ? a.tokens[a.size - 1] : kSentinel;
   for (int32_t i = 0; i < path_len; ++i) start = advance(a, start, last_token = path[i]);
-  Sources s{a, r, successors, {}};
-  s.recent.n = find_recent(a, s.recent.tokens);
+  const Sources s{a, r, successors, recent_of(a, r)};
   expand(s, d, -1, start, last_token, 1.0);
   while (d.queued > 0) {
     const Option& best = (d.nodes[d.num_nodes++] = d.queue[--d.queued]).option;

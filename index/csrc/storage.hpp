@@ -93,7 +93,6 @@ class Storage {
   void grow_edges(int64_t slots) {
     Edge* old = a.edges;
     a.edges = allocate<Edge>(slots);
-    std::memset(a.edges, 0, sizeof(Edge) * (size_t)slots);
     for (int64_t i = 0; i < slots; ++i) a.edges[i].state = kNone;
     a.edge_mask = (uint32_t)(slots - 1);
     if (old == nullptr) return;

@@ -40,6 +40,7 @@ struct Ahead {
 // (`Staged`, 3 rows). `load` gives 16 (or a pass's) products of row `c`.
 template <class Isa, Dtype dtype>
 struct Direct {
+  static constexpr int kElementBytes = kBytes<dtype>;
   static constexpr bool kAnyWidth = true;
   const char* data;
   std::int64_t stride;
@@ -51,6 +52,7 @@ struct Direct {
 
 template <class Isa>
 struct Staged {
+  static constexpr int kElementBytes = 4;
   static constexpr bool kAnyWidth = false;
   const float* data;
 
@@ -94,6 +96,8 @@ inline void tile_sums(const float* x, const Weight& weight, const Ahead& ahead, 
                       bool first) {
   using Vec = typename Isa::Vec;
   constexpr int kPasses = kLanes / Isa::kWidth;
+  // Of many streams the processor's own prefetcher makes more (measured: 10 to 15 %).
+  constexpr bool kFetch = kWide * Weight::kElementBytes < 24;
   Vec total[kPasses][kRows][kWide];
 #pragma GCC unroll 2
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -103,7 +107,7 @@ inline void tile_sums(const float* x, const Weight& weight, const Ahead& ahead, 
 #pragma GCC unroll 12
       for (int c = 0; c < kWide; ++c) sum[r][c] = Isa::zero();
     for (std::int64_t block = 0; block < blocks; ++block) {
-      if (pass == 0) ahead.fetch(block);
+      if (kFetch && pass == 0) ahead.fetch(block);
       add_products<Isa>(sum, x, weight, block, 0, pass);
       add_products<Isa>(sum, x, weight, block, 1, pass);
     }
