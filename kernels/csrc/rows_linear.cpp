@@ -29,6 +29,7 @@ Floats allocate(std::int64_t floats) {
 
 bool processor_has(const char* name) {
 #if defined(__x86_64__) && defined(__GNUC__)
+  __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (std::strcmp(name, "avx2") == 0) return avx2;
   if (std::strcmp(name, "avx512") == 0)
