@@ -15,7 +15,7 @@ _HOMES = {
     "Output": "longgraft.config",
     "SamplingParams": "longgraft.config",
 }
-__all__ = ["Engine", "EngineConfig", "GraftError", "Output", "SamplingParams", "__version__"]  # noqa: F822
+__all__ = ["Engine", "EngineConfig", "GraftError", "Output", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,7 +37,7 @@ def pool_chunks(target: Target, config: EngineConfig) -> int:
 
 def chunks_for(tokens: int, config: EngineConfig) -> int:
     """Return the chunks one request of `tokens` tokens holds at most, the rows of a tree included."""
-    return -(-(tokens + max(config.max_nodes + 1, config.exact_rows)) // CHUNK_ROWS)
+    return -(-(tokens + config.max_nodes + 1) // CHUNK_ROWS)
 
 
 def require_room(target: Target, pool: ChunkPool, tokens: int, config: EngineConfig) -> None:

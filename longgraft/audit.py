@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from longgraft.cache import SequenceCache
 from longgraft.check import filled, time_forward
 from longgraft.config import Output, SamplingParams
 from longgraft.engine import Engine
 from longgraft.routes import Routes
 from longgraft.sampler import Sampler
 from longgraft.sequence import Sequence
-from longgraft.target import Segment
-from longgraft.tree import Source, TreeBuilder
-from longgraft.verify import padded
+from longgraft.target import Segment, Target
+from longgraft.tree import Source, TokenTree, TreeBuilder
 
 WIDTHS = (2, 4, 8, 16)
 # A gap beyond this many logits is as good as none: the token is forbidden.
@@ -154,7 +154,7 @@ def _resumed(engine: Engine, prompt_ids: list[int], forced: list[int], params: S
 
 
 def _widths(engine: Engine, grafted: Output) -> tuple[int, ...]:
-    """Return the row counts to measure at: none in exact mode, where all forwards are equally wide."""
+    """Return the row counts to measure at: none in exact mode, where width does not matter."""
     if engine.config.exact:
         return ()
     widest = engine.config.max_nodes + 1
@@ -260,17 +260,26 @@ def sentence(result: Audit, tokenizer: Any) -> str:
     )
 
 
+def padded(cache: SequenceCache, tree: TokenTree, rows: int) -> Segment:
+    """Lay a tree out in exactly `rows` rows: the others are copies of the root hung below it, never read."""
+    padding = rows - len(tree)
+    mask = np.eye(rows, dtype=np.bool_)
+    mask[: len(tree), : len(tree)] = tree.ancestor_mask()
+    mask[len(tree) :, 0] = True
+    token_ids = np.concatenate([tree.token_ids, np.full(padding, tree.token_ids[0], np.int32)])
+    positions = np.concatenate([tree.positions(cache.length), np.full(padding, cache.length + 1, np.int32)])
+    return Segment(cache, token_ids, positions.astype(np.int32), mask)
+
+
 def exact_cost(engine: Engine, context: int) -> dict[str, float]:
-    """Return what exact mode's fixed width costs a plain round behind `context` cached tokens, in seconds."""
-    with engine.target.session():
-        cache = filled(engine.target, engine.pool, context)
-        try:
-            one, wide = (time_forward(engine.target, cache, rows) for rows in (1, engine.config.exact_rows))
-        finally:
-            cache.release()
-    return {
-        "rows": engine.config.exact_rows,
-        "one_row_s": round(one, 5),
-        "exact_s": round(wide, 5),
-        "cost": round(wide / one, 3),
-    }
+    """Return what exact mode's kernels cost a plain round behind `context` cached tokens, beside the usual ones."""
+    times = []
+    for target in (Target(engine.target.model, "auto"), engine.target):
+        with target.session():
+            cache = filled(target, engine.pool, context)
+            try:
+                times.append(time_forward(target, cache, 1, repeats=3))
+            finally:
+                cache.release()
+    usual, exact = times
+    return {"usual_s": round(usual, 5), "exact_s": round(exact, 5), "cost": round(exact / usual, 3)}

@@ -16,7 +16,8 @@ from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.config import GraftError
 from longgraft.cost import CostTable
 from longgraft.target import Segment, Target
-from longgraft.tree import IntArray, Source, TokenTree, TreeBuilder
+from longgraft.tree import IntArray, Source, TokenTree, TreeBuilder, chain
+from longgraft.verify import segment_of
 
 PROMPT_LEN = 31
 # Largest typical difference allowed, as a share of the logits' spread. A wrong mask, position or scale moves
@@ -71,8 +72,7 @@ def _our_logits(target: Target, prompt: IntArray, tree: TokenTree) -> Tensor:
         positions = np.arange(begin, end, dtype=np.int32)
         rows += target.forward([Segment(cache, prompt[begin:end], positions)])
         cache.keep(range(end - begin))
-    positions = tree.positions(cache.length)
-    return torch.cat(rows + target.forward([Segment(cache, tree.token_ids, positions, tree.ancestor_mask())]))
+    return torch.cat(rows + target.forward([segment_of(cache, tree)]))
 
 
 def _own_logits(target: Target, token_ids: IntArray) -> Tensor:
@@ -82,28 +82,33 @@ def _own_logits(target: Target, token_ids: IntArray) -> Tensor:
     return logits
 
 
-def probe_exact(target: Target, rows: int) -> None:
-    """Raise `GraftError` unless forwards of a fixed width give bitwise equal logits however rows are laid out.
+def probe_exact(target: Target) -> None:
+    """Raise `GraftError` unless a token's logits are bitwise the same decoded alone and verified in a tree.
 
-    Decodes a chain token by token and verifies the same chain as one tree, both at `rows` rows.
+    Decodes a chain token by token; verifies the same chain as one tree, and each of its tokens among others.
     """
-    from longgraft.verify import padded
-
-    tokens = probe_tokens(target.vocab_size, PROMPT_LEN + rows)
+    tokens = probe_tokens(target.vocab_size, PROMPT_LEN + 12)
     prompt, tail = tokens[:PROMPT_LEN], tokens[PROMPT_LEN:]
-    builder = TreeBuilder(int(tail[0]))
-    for node, token in enumerate(tail[1:]):
-        builder.add(node, int(token), 0.0, Source.DRAFT)
+    one = chain(tail.tolist())
+    bushy = TreeBuilder(int(tail[0]))
+    node = 0
+    for token in tail[1:].tolist():
+        for other in range(1, 4):
+            bushy.add(node, (token + other) % target.vocab_size, 0.0, Source.DRAFT)
+        node = bushy.add(node, token, 0.0, Source.DRAFT)
+    tree = bushy.build()
     with target.session():
-        together = target.forward([padded(_prefilled(target, prompt), builder.build(), rows)])[0]
+        together = target.forward([segment_of(_prefilled(target, prompt), one)])[0]
+        among = target.forward([segment_of(_prefilled(target, prompt), tree)])[0][tree.path(node)]
         cache, steps = _prefilled(target, prompt), []
-        for token in tail:
-            steps.append(target.forward([padded(cache, TreeBuilder(int(token)).build(), rows)])[0][0])
+        for token in tail.tolist():
+            steps.append(target.forward([segment_of(cache, chain([token]))])[0][0])
             cache.keep([0])
-    if not torch.equal(together, torch.stack(steps)):
+    alone = torch.stack(steps)
+    if not (torch.equal(together, alone) and torch.equal(among, alone)):
         raise GraftError(
-            f"exact mode: forwards of {rows} rows are not bitwise reproducible for {type(target.model).__name__} in "
-            f"{str(target.dtype).removeprefix('torch.')} on this machine; use float32, or leave exact mode off"
+            f"exact mode: {type(target.model).__name__} in {str(target.dtype).removeprefix('torch.')} does not compute "
+            "a token bitwise alike alone and in a tree on this machine; leave exact mode off"
         )
 
 

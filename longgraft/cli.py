@@ -50,7 +50,9 @@ Stop = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
-Exact = Annotated[bool, typer.Option("--exact", help="Forwards of one fixed width: bitwise reproducible bfloat16.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Kernels whose rows are independent: bitwise plain decoding in bfloat16 too.")
+]
 MaxNodes = Annotated[int, typer.Option(help="Most proposed tokens a round.")]
 PrefillRows = Annotated[int, typer.Option(help="Prompt tokens in one forward.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest prompt + output in tokens. Default: the model's limit.")]
@@ -211,7 +213,7 @@ def open_engine(model: str, config: EngineConfig, dtype: str, device: str | None
 
 
 def print_json(engine: Engine, output: Output) -> None:
-    """Print an output as the last line, in exact mode with the cost of its fixed width."""
+    """Print an output as the last line, in exact mode with what its kernels cost."""
     from longgraft.render import json_line, report
 
     values = report(output)

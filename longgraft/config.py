@@ -82,8 +82,9 @@ class EngineConfig:
 
     `max_nodes`: most proposed nodes a round, root not counted (the paper's 60). `prefill_rows`: prompt rows
     in one forward. `max_context`: longest prompt + output in tokens (None = the model's own limit). `kv_bytes`:
-    cap of the KV pool (None = what `max_context` needs). `plain`: never draft. `exact`: every decode forward at
-    `exact_rows` rows, prefill on one grid: bitwise reproducible in low precision where the machine allows it.
+    cap of the KV pool (None = what `max_context` needs). `plain`: never draft. `exact`: compute everything with
+    kernels whose rows do not depend on one another, so that grafted decoding is bitwise plain decoding in low
+    precision too; refused where that cannot be had.
     `cost_table`: JSON file with frozen round costs (None = measure). `backend`: attention backend, `auto`,
     `cpu` or `reference`.
     """
@@ -94,7 +95,6 @@ class EngineConfig:
     kv_bytes: int | None = None
     plain: bool = False
     exact: bool = False
-    exact_rows: int = 16
     cost_table: str | None = None
     backend: str = "auto"
 
@@ -105,7 +105,6 @@ class EngineConfig:
             self.max_context is None or self.max_context >= 1,
             f"max_context is {self.max_context}: expected 1 or more",
         )
-        _check(self.exact_rows >= 2, f"exact_rows is {self.exact_rows}: expected 2 or more")
 
 
 @dataclass(frozen=True, slots=True)

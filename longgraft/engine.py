@@ -59,12 +59,12 @@ class Engine:
         """
         self.config = config or EngineConfig()
         self.tokenizer = tokenizer
-        self.target = Target(model, self.config.backend)
+        self.target = Target(model, self.config.backend, self.config.exact)
         self.drafter = drafter or NullDrafter()
         self.new_index = index
         self_check(self.target)
         if self.config.exact:
-            probe_exact(self.target, self.config.exact_rows)
+            probe_exact(self.target)
         self.pool = pool or self.target.new_pool(pool_chunks(self.target, self.config))
         self.cost = cost if cost is not None else self._cost_table()
 
@@ -206,7 +206,7 @@ class Engine:
             trees = self.plan(batch)
         begin = time.perf_counter()
         with _stage(batch, "verify"):
-            checked = verify(self.target, batch, trees, self.config.exact_rows if self.config.exact else None)
+            checked = verify(self.target, batch, trees)
         self._learn_cost(batch, trees, time.perf_counter() - begin)
         for seq, result in zip(batch, checked):
             with seq.stats.stage("accept"):
@@ -220,7 +220,7 @@ class Engine:
         """Return the tree of each sequence that is worth verifying now."""
         builders = [self.propose(seq) for seq in batch]
         if self.cost is None:
-            return [builder.build(self.config.exact_rows) for builder in builders]
+            return [builder.build() for builder in builders]
         lengths = [len(seq.token_ids) for seq in batch]
         counts = self.cost.choose([builder.scores for builder in builders], lengths)
         return [builder.build(count) for builder, count in zip(builders, counts)]
@@ -255,8 +255,8 @@ class Engine:
             self.cost.learn(sum(len(tree) for tree in trees), context, seconds)
 
     def _cost_table(self) -> CostTable | None:
-        """Return the table that chooses the number of rows; None where that number is fixed."""
-        if self.config.plain or self.config.exact:
+        """Return the table that chooses the number of rows; None for plain decoding."""
+        if self.config.plain:
             return None
         if self.config.cost_table is not None:
             return CostTable.load(self.config.cost_table)
@@ -264,9 +264,7 @@ class Engine:
             return measure_costs(self.target, self.pool)
 
     def _groups(self, active: Seq[Sequence]) -> list[list[Sequence]]:
-        """Return who shares a forward: nobody in exact mode, else those in one RoPE regime."""
-        if self.config.exact:
-            return [[seq] for seq in active]
+        """Return who shares a forward: those in one RoPE regime."""
         regimes = {seq.long_rope: [s for s in active if s.long_rope == seq.long_rope] for seq in active}
         return list(regimes.values())
 

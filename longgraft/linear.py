@@ -90,13 +90,16 @@ def wide(model: nn.Module, always: bool = False) -> Wide:
 def pays(dtype: torch.dtype, always: bool = False) -> bool:
     """Say whether our kernel is used for weights of `dtype` on this machine.
 
-    Measured, against torch: 16-bit dtypes that the processor cannot multiply by itself 1.4 to 2 times as fast for
-    one row, 3 to 8 times from 4 rows on; fp32 with AVX-512 1.5 to 2.5 times for 4 to 16 rows, equal otherwise.
+    Measured, against torch on 2 cores without bf16 instructions: 16-bit dtypes 1.2 to 1.9 times as fast for one
+    row, 2.4 to 8 times from 4 rows on; fp32 with AVX-512 1.3 to 2.7 times for 4 to 16 rows, 0.9 to 1.1 times for
+    1 and 2, 0.7 to 1.2 times from 256 on.
     """
     if not kernel.is_available() or dtype not in kernel.DTYPES:
         return False
     if always:
         return True
+    if kernel.THREADS == "none" and torch.get_num_threads() > 1:
+        return False  # ours would run on one thread, torch's on all
     return kernel.KERNEL == "avx512" if dtype is torch.float32 else not kernel.multiplies(dtype)
 
 

@@ -48,12 +48,13 @@ class Segment:
 class Target:
     """A transformers causal LM behind our attention and chunk pool."""
 
-    def __init__(self, model: Any, backend: str = "auto") -> None:
+    def __init__(self, model: Any, backend: str = "auto", exact: bool = False) -> None:
+        """Wrap a loaded model; with `exact` only kernels whose rows do not depend on one another are used."""
         register()
         refuse_unsupported(model)
         self.model = model.eval()
-        self.linear = wide(model)
-        self.backend = backend
+        self.linear = wide(model, always=exact)
+        self.backend = "native" if exact else backend
         self.config = model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.device = model.device
@@ -191,9 +192,7 @@ def refuse_unsupported(model: Any) -> None:
     if getattr(config, "num_kv_shared_layers", None):
         raise GraftError(f"{name}: layers that share K/V with earlier layers are not supported")
     if any("dynamic" in kind for kind in rope_types(config)):
-        raise GraftError(
-            f"{name}: RoPE type 'dynamic' changes with the length of a forward, so no two decodings agree; use yarn or linear"
-        )
+        raise GraftError(f"{name}: RoPE type 'dynamic' depends on the length of a forward; use yarn or linear")
 
 
 def rope_types(config: Any) -> set[str]:

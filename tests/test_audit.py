@@ -283,7 +283,7 @@ def test_exact_mode_admits_no_tie(prompt: list[int], monkeypatch: pytest.MonkeyP
 def test_exact_cost_is_measured(llama: Engine) -> None:
     cost = exact_cost(llama, 64)
     assert set(cost) == {"rows", "one_row_s", "exact_s", "cost"}
-    assert cost["rows"] == llama.config.exact_rows and cost["exact_s"] > 0
+    assert cost["usual_s"] > 0 and cost["exact_s"] > 0
     assert llama.pool.num_free == llama.pool.num_chunks
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+
 from longgraft.kernels import rows_linear as kernel
 from longgraft.linear import pays, wide
-from torch import nn
 
 native = pytest.mark.skipif(not kernel.is_available(), reason="the native kernels are not built")
 
@@ -140,6 +141,7 @@ def test_adapters_stay_right():
 
 def test_which_dtypes_pay(monkeypatch):
     monkeypatch.setattr(kernel, "KERNEL", "avx512")
+    monkeypatch.setattr(kernel, "THREADS", "libgomp")
     monkeypatch.setattr(kernel, "multiplies", lambda dtype: dtype is torch.bfloat16)
     assert not pays(torch.bfloat16)
     assert pays(torch.float16)
@@ -149,6 +151,11 @@ def test_which_dtypes_pay(monkeypatch):
     monkeypatch.setattr(kernel, "KERNEL", "avx2")
     assert not pays(torch.float32)
     assert pays(torch.float16)
+    monkeypatch.setattr(kernel, "THREADS", "none")
+    assert pays(torch.float16)
+    torch.set_num_threads(2)
+    assert not pays(torch.float16)
+    assert pays(torch.float16, always=True)
     monkeypatch.setattr(kernel, "KERNEL", None)
     assert not pays(torch.float16, always=True)
 

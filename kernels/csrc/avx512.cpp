@@ -60,10 +60,12 @@ struct Avx512 {
   // Add up the lanes of 3 sums as the tree of order.hpp. Quarters of a register: a0 a1 a2 a3.
   static void add_lanes(const Vec (&lanes)[1][kColumns], float* sums, bool first) {
     const Vec a = lanes[0][0], b = lanes[0][1], c = lanes[0][2];
-    const Vec ab = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));  // a02 a13 b20 b31
-    const Vec cc = _mm512_add_ps(c, _mm512_shuffle_f32x4(c, c, 0x4e));                                    // c02 c13 c20 c31
+    // a02 a13 b20 b31, c02 c13 c20 c31
+    const Vec ab = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
+    const Vec cc = _mm512_add_ps(c, _mm512_shuffle_f32x4(c, c, 0x4e));
     const __m512i swapped = _mm512_set_epi32(19, 18, 17, 16, 15, 14, 13, 12, 19, 18, 17, 16, 7, 6, 5, 4);
-    Vec all = _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, ab, cc), _mm512_permutex2var_ps(ab, swapped, cc));  // a c b c
+    // a c b c
+    Vec all = _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, ab, cc), _mm512_permutex2var_ps(ab, swapped, cc));
     all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
     all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
     const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 8, 0);

@@ -2,20 +2,19 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 
+#include "processor.hpp"
 #include "team.hpp"
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <cpuid.h>
-#endif
 
 namespace longgraft {
 namespace {
 
-constexpr std::int64_t kRowBlock = 512;         // rows per pass over the weight: bounds the scratch
-constexpr std::int64_t kPackAlone = 1 << 15;    // fewer elements than this are packed by the caller alone
+constexpr std::int64_t kRowBlock = 512;       // rows per pass over the weight: bounds the scratch
+constexpr std::int64_t kPackAlone = 1 << 15;  // fewer elements than this are packed by the caller alone
 constexpr std::align_val_t kLine{64};
 
 struct Free {
@@ -25,18 +24,6 @@ using Floats = std::unique_ptr<float, Free>;
 
 Floats allocate(std::int64_t floats) {
   return Floats(static_cast<float*>(::operator new(static_cast<std::size_t>(floats) * sizeof(float), kLine)));
-}
-
-bool processor_has(const char* name) {
-#if defined(__x86_64__) && defined(__GNUC__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  if (std::strcmp(name, "avx2") == 0) return avx2;
-  if (std::strcmp(name, "avx512") == 0)
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#endif
-  return std::strcmp(name, "plain") == 0;
 }
 
 // What the threads of one region share. Whoever comes takes the next piece; no piece depends on who takes it.
@@ -56,7 +43,8 @@ struct Shared {
 
 void pack_tiles(void* context) {
   Shared& shared = *static_cast<Shared*>(context);
-  for (std::int64_t tile; (tile = shared.taken.fetch_add(1)) < shared.plan.tiles;) shared.kernel.pack(shared.plan, tile);
+  std::int64_t tile;
+  while ((tile = shared.taken.fetch_add(1)) < shared.plan.tiles) shared.kernel.pack(shared.plan, tile);
 }
 
 void compute_chunks(void* context) {
@@ -90,23 +78,12 @@ void row_block(const Kernel& kernel, const Plan& plan, int threads) {
 }  // namespace
 
 const Kernel* find_kernel(const char* name) {
-  for (const Kernel* kernel : {&avx512_kernel, &avx2_kernel, &plain_kernel})
-    if (kernel->name && std::strcmp(kernel->name, name) == 0 && processor_has(name)) return kernel;
+  static const Processor processor = inspect_processor();  // under a hypervisor asking is slow
+  const std::pair<const Kernel*, bool> kernels[] = {
+      {&avx512_kernel, processor.avx512}, {&avx2_kernel, processor.avx2}, {&plain_kernel, true}};
+  for (const auto& [kernel, runs] : kernels)
+    if (runs && kernel->name && std::strcmp(kernel->name, name) == 0) return kernel;
   return nullptr;
-}
-
-bool multiplies(Dtype dtype) {
-  if (dtype == Dtype::f32) return true;
-#if defined(__x86_64__) && defined(__GNUC__)
-  unsigned eax, ebx, ecx, edx, more;
-  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
-  const unsigned features = edx;
-  if (!__get_cpuid_count(7, 1, &more, &ebx, &ecx, &edx)) more = 0;
-  if (dtype == Dtype::bf16) return (more >> 5 & 1) || (features >> 22 & 1);  // AVX512_BF16, AMX_BF16
-  return (features >> 23 & 1) || (more >> 21 & 1);                            // AVX512_FP16, AMX_FP16
-#else
-  return true;
-#endif
 }
 
 void rows_linear(const Kernel& kernel, const Linear& linear, int threads) {

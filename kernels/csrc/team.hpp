@@ -6,8 +6,8 @@
 
 namespace longgraft {
 
-// Call body(context, thread, threads) on at most `threads` threads of the process's OpenMP pool, the caller's included, and return
-// when all have returned. `body` must give the right result for any number of threads, and must not throw.
+// Call body(context) on at most `threads` threads of the process's OpenMP pool, the caller's included, and return
+// when all have returned. `body` must do all the work for any number of threads, one included, and must not throw.
 void run_team(int threads, void (*body)(void* context), void* context);
 
 // Name of the OpenMP runtime in use, or "none".

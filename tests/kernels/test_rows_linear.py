@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from longgraft.kernels import rows_linear as module
 from longgraft.kernels.rows_linear import DTYPES, is_available, rows_linear
-from torch import Tensor
 
 native = pytest.mark.skipif(not is_available(), reason="the native kernels are not built or not for this processor")
 FAST = [name for name in ("avx512", "avx2") if name == module.KERNEL or module.KERNEL == "avx512"]
@@ -70,9 +71,7 @@ def test_values_are_exact_up_to_one_rounding(shape, dtype):
 
 @native
 @settings(deadline=None, max_examples=40, derandomize=True)
-@given(
-    st.integers(1, 40), st.integers(1, 1300), st.integers(1, 70), st.sampled_from(list(DTYPES)), st.booleans()
-)
+@given(st.integers(1, 40), st.integers(1, 1300), st.integers(1, 70), st.sampled_from(list(DTYPES)), st.booleans())
 def test_any_size_agrees_with_one_row_at_a_time(rows, inputs, outputs, dtype, with_bias):
     x, weight, bias = problem(rows, (inputs, outputs), dtype)
     chosen = bias if with_bias else None

@@ -1,0 +1,57 @@
+"""`longgraft verify`: verdict, exit code, and the last line."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import longgraft
+import longgraft.audit
+import longgraft.demo
+import longgraft.engine
+import longgraft.show
+from longgraft.tree import Acceptance
+from tests.saved_model import PROMPT, calm, invoke, last_json, save
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def calmly() -> Iterator[None]:
+    with calm():
+        yield
+
+
+def test_verify_says_exact(folder: str) -> None:
+    common = ("verify", "-m", folder, "-p", PROMPT, "-n", "24")
+    result = invoke(*common, "--temperature", "0.8", "--seed", "2")
+    values = last_json(result.stdout)
+    assert result.exit_code == 0 and len(result.stdout.splitlines()) == 2
+    assert (values["exact"], values["verdict"], values["tokens"], values["seed"]) == (True, "exact", 24, 2)
+    assert values["dtype"] == "float64" and values["first_difference"] is None
+    values = last_json(invoke(*common, "--exact").stdout)
+    assert values["verdict"] == "exact" and values["exact_mode"]["cost"] > 0
+
+
+def test_verify_fails_on_a_mismatch(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    true_accept = longgraft.engine.accept
+
+    def wrong(result: Any, *rest: Any) -> Acceptance:
+        accepted = true_accept(result, *rest)
+        shift = len(result.tree) > 1
+        return Acceptance(accepted.path, [*accepted.token_ids[:-1], (accepted.token_ids[-1] + shift) % 99])
+
+    monkeypatch.setattr(longgraft.engine, "accept", wrong)
+    result = invoke("verify", "-m", folder, "-p", PROMPT, "-n", "24", "--keep-going")
+    values = last_json(result.stdout)
+    assert result.exit_code == 1 and (values["exact"], values["verdict"]) == (False, "MISMATCH")
+    assert values["gap"] is None or values["gap"] > values["bound"]
+    assert "MISMATCH: first difference at output token" in result.stdout
+
+
+def test_verify_reports_mistakes_as_well(folder: str) -> None:
+    result = invoke("verify", "-m", folder, "-p", PROMPT, "--temperature", "nan")
+    assert (result.exit_code, result.stdout) == (2, "") and "temperature" in result.stderr
