@@ -20,6 +20,7 @@ from longgraft.config import GraftError
 from longgraft.kernels.tree_attention import AttentionSpec, tree_attention
 
 NAME = "longgraft"
+_LOAN = "_longgraft_loan"
 # What models pass besides the arguments we use, and that changes nothing for us: positions are taken from the
 # flat batch, and there is no dropout outside training.
 HARMLESS = {"position_ids", "use_cache", "output_router_logits", "output_attentions", "output_hidden_states"}
@@ -54,28 +55,52 @@ class FlatBatch:
     backend: str
 
 
-@contextmanager
-def borrowed(model: Any) -> Iterator[None]:
-    """Set our attention on the model and give its own back on every exit."""
-    config = model.config.get_text_config()
-    before = config._attn_implementation
-    experts = getattr(config, "_experts_implementation", None)
-    # transformers' grouped experts take no float64; float64 is what our own tests run in.
-    eager_experts = model.dtype == torch.float64 and experts not in (None, "eager")
-    try:
+class _Loan:
+    """A model that runs with our attention: what it had before, and how many contexts hold it."""
+
+    def __init__(self, model: Any) -> None:
+        self.before = model.config.get_text_config()._attn_implementation
+        self.experts = getattr(model.config.get_text_config(), "_experts_implementation", None)
+        # transformers' grouped experts take no float64; float64 is what our own tests run in.
+        self.eager_experts = model.dtype == torch.float64 and self.experts not in (None, "eager")
+        self.holders = 0
+
+    def begin(self, model: Any) -> None:
+        """Set our attention."""
         model.set_attn_implementation(NAME)
-        if config._attn_implementation != NAME:
+        if model.config.get_text_config()._attn_implementation != NAME:
             raise GraftError(
                 f"{type(model).__name__}: expected a model whose attention can be exchanged "
                 "(transformers' AttentionInterface); this class does not support it"
             )
-        if eager_experts:
+        if self.eager_experts:
             model.set_experts_implementation("eager")
+
+    def end(self, model: Any) -> None:
+        """Give the model its own attention back."""
+        model.set_attn_implementation(self.before)
+        if self.eager_experts:
+            model.set_experts_implementation(self.experts)
+
+
+@contextmanager
+def borrowed(model: Any) -> Iterator[None]:
+    """Run the model with our attention; the last context on it to close gives its own back, however it closes.
+
+    Contexts may overlap: two streams on one model are open at once and end in any order.
+    """
+    loan: _Loan = model.__dict__.get(_LOAN) or _Loan(model)
+    model.__dict__[_LOAN] = loan
+    loan.holders += 1
+    try:
+        if loan.holders == 1:
+            loan.begin(model)
         yield
     finally:
-        model.set_attn_implementation(before)
-        if eager_experts:
-            model.set_experts_implementation(experts)
+        loan.holders -= 1
+        if loan.holders == 0:
+            del model.__dict__[_LOAN]
+            loan.end(model)
 
 
 def attend(

@@ -154,7 +154,10 @@ def filled(target: Target, pool: ChunkPool, length: int) -> SequenceCache:
 
 def time_forward(target: Target, cache: SequenceCache, rows: int, repeats: int = 2) -> float:
     """Return the best time in seconds of a forward of `rows` new rows behind the cache; the cache is unchanged."""
-    segment = Segment(cache, np.zeros(rows, np.int32), np.arange(cache.length, cache.length + rows, dtype=np.int32))
+    # Positions do not matter for time, but a model with a table of them has none beyond its limit.
+    last = (target.context_limit or cache.length + rows) - 1
+    positions = np.minimum(np.arange(cache.length, cache.length + rows, dtype=np.int32), last)
+    segment = Segment(cache, np.zeros(rows, np.int32), positions)
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()

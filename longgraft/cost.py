@@ -88,8 +88,8 @@ class CostTable:
             table = np.asarray(document["rows_fixed_slope"], np.float64)
             if document["longgraft_cost_table"] != 1 or tuple(table[:, 0].astype(int)) != ROW_BUCKETS:
                 raise KeyError("version or row buckets")
-            if not np.all(np.isfinite(table)) or np.any(table[:, 1] <= 0):
-                raise ValueError("costs must be positive, finite seconds")
+            if not np.all(np.isfinite(table)) or np.any(table[:, 1] <= 0) or np.any(table[:, 2] < 0):
+                raise ValueError("costs must be positive, finite seconds, and never fall with the context")
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
             raise GraftError(f"cost table {path}: not a longgraft cost table of version 1 ({error})") from error
         return cls(table[:, 1].copy(), table[:, 2].copy(), frozen=True)

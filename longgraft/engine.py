@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from longgraft.prune import prune
 from longgraft.resolve import resolve
 from longgraft.sampler import Sampler
 from longgraft.sequence import Index, Sequence
-from longgraft.stats import Stats
+from longgraft.stats import Stats, shared_stage
 from longgraft.stop import StopRules
 from longgraft.target import Progress, Target
 from longgraft.tree import TokenTree, TreeBuilder
@@ -100,11 +100,15 @@ class Engine:
 
         The prompts of a list run together, as many at a time as the KV pool holds.
         """
+        if hasattr(prompts, "tolist"):
+            prompts = prompts.tolist()
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
-        waiting = [self.encode(p) for p in ([prompts] if single else prompts)]  # type: ignore[list-item]
+        texts: Any = [prompts] if single else prompts
+        # All are opened first, so that one that cannot run is refused before any is computed.
+        waiting = [self.open(self.encode(prompt), params or SamplingParams()) for prompt in texts]
         outputs: list[Output] = []
         while waiting:
-            batch = self._admit(waiting, params or SamplingParams())
+            batch = self._admit(waiting)
             for _ in self.run(batch, progress):
                 pass
             outputs += [self.output(seq) for seq in batch]
@@ -125,7 +129,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the prompt's token ids; an empty prompt or an id outside the vocabulary is an error."""
-        ids = self._tokenizer()(prompt)["input_ids"] if isinstance(prompt, str) else [int(i) for i in prompt]
+        ids = self._tokenizer()(prompt)["input_ids"] if isinstance(prompt, str) else _token_ids(prompt)
         if not ids:
             raise GraftError("the prompt is empty: expected at least one token")
         wrong = [i for i in ids if not 0 <= i < self.target.vocab_size]
@@ -184,8 +188,9 @@ class Engine:
         finally:
             for seq in batch:
                 seq.stats.seconds["total"] += time.perf_counter() - begin
-                self.drafter.reset(seq)
                 seq.cache.release()
+            for seq in batch:
+                self.drafter.reset(seq)
 
     def prefill(self, seq: Sequence, progress: Progress | None = None) -> None:
         """Compute K/V of the prompt but its last token, and index it."""
@@ -202,10 +207,10 @@ class Engine:
 
     def step(self, batch: Seq[Sequence]) -> None:
         """One round: propose, verify in one target pass, accept, commit."""
-        with _stage(batch, "plan"):
+        with shared_stage([seq.stats for seq in batch], "plan"):
             trees = self.plan(batch)
         begin = time.perf_counter()
-        with _stage(batch, "verify"):
+        with shared_stage([seq.stats for seq in batch], "verify"):
             checked = verify(self.target, batch, trees)
         self._learn_cost(batch, trees, time.perf_counter() - begin)
         for seq, result in zip(batch, checked):
@@ -219,11 +224,12 @@ class Engine:
     def plan(self, batch: Seq[Sequence]) -> list[TokenTree]:
         """Return the tree of each sequence that is worth verifying now."""
         builders = [self.propose(seq) for seq in batch]
+        most = self.config.max_nodes + 1
         if self.cost is None:
-            return [builder.build() for builder in builders]
+            return [builder.build(most) for builder in builders]
         lengths = [len(seq.token_ids) for seq in batch]
         counts = self.cost.choose([builder.scores for builder in builders], lengths)
-        return [builder.build(count) for builder, count in zip(builders, counts)]
+        return [builder.build(min(count, most)) for builder, count in zip(builders, counts)]
 
     def propose(self, seq: Sequence) -> TreeBuilder:
         """Collect all proposals for one sequence: drafted levels first, then retrieved continuations."""
@@ -268,15 +274,15 @@ class Engine:
         regimes = {seq.long_rope: [s for s in active if s.long_rope == seq.long_rope] for seq in active}
         return list(regimes.values())
 
-    def _admit(self, waiting: list[list[int]], params: SamplingParams) -> list[Sequence]:
+    def _admit(self, waiting: list[Sequence]) -> list[Sequence]:
         """Take as many requests from the front of `waiting` as fit the pool together, at least one."""
         batch: list[Sequence] = []
         room = self.pool.num_free
         while waiting:
-            room -= chunks_for(min(len(waiting[0]) + params.max_new_tokens, self.max_context), self.config)
+            room -= chunks_for(waiting[0].prompt_len + waiting[0].stop.remaining, self.config)
             if batch and room < 0:
                 break
-            batch.append(self.open(waiting.pop(0), params))
+            batch.append(waiting.pop(0))
         return batch
 
     def _tokenizer(self) -> Any:
@@ -285,12 +291,8 @@ class Engine:
         return self.tokenizer
 
 
-@contextmanager
-def _stage(batch: Seq[Sequence], name: str) -> Iterator[None]:
-    """Time a stage that all sequences of a batch go through together."""
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        for seq in batch:
-            seq.stats.seconds[name] += time.perf_counter() - begin
+def _token_ids(prompt: Any) -> list[int]:
+    ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(ids, Seq) or not all(isinstance(i, int | np.integer) for i in ids):
+        raise GraftError(f"a prompt of type {type(prompt).__name__}: expected text or a flat sequence of token ids")
+    return [int(i) for i in ids]

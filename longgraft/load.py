@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from longgraft.config import GraftError
 from longgraft.memory import require, weight_bytes
@@ -34,7 +36,7 @@ def load(name: str, dtype: str = "auto", device: str | None = None) -> tuple[Any
         return _load(source, options, dtype, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     except GraftError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise GraftError(f"model {name!r} could not be loaded: {reason}") from error
 
@@ -74,7 +76,8 @@ def _load(source: str, options: dict[str, Any], dtype: str, device: torch.device
     model_options = dict(options)
     if options:
         model_options["quantization_config"] = _dequantized()
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted, **model_options)
+    model, found = AutoModelForCausalLM.from_pretrained(source, dtype=wanted, output_loading_info=True, **model_options)
+    refuse_incomplete(found["missing_keys"])
     refuse_mismatch(model, tokenizer)
     return model.to(device).eval(), tokenizer
 
@@ -85,6 +88,15 @@ def _dequantized() -> Any:
 
     config = getattr(transformers, "GgufConfig", None)
     return config(dequantize=True) if config is not None else None
+
+
+def refuse_incomplete(missing: Collection[str]) -> None:
+    """Raise if weights are missing: transformers would leave random ones in their place."""
+    if missing:
+        raise GraftError(
+            f"the weights lack {len(missing)} tensors the model needs, {min(missing)} among them; "
+            "expected a complete checkpoint: fetch it again"
+        )
 
 
 def refuse_mismatch(model: Any, tokenizer: Any) -> None:

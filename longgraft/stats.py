@@ -9,8 +9,8 @@ rounds and everything between.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,17 +39,14 @@ class Stats:
     accepted_by_source: Counter[int] = field(default_factory=Counter)
     nodes_by_depth: Counter[int] = field(default_factory=Counter)
     accepted_by_depth: Counter[int] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     prefilled_tokens: int = 0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Add the time of the enclosed block to a stage."""
-        begin = time.perf_counter()
-        try:
+        with shared_stage([self], name):
             yield
-        finally:
-            self.seconds[name] += time.perf_counter() - begin
 
     def record(self, tree: TokenTree, accepted: list[int], new_tokens: int) -> None:
         """Take in one round: the verified tree, the accepted proposed nodes, the number of committed tokens."""
@@ -115,6 +112,17 @@ class Stats:
         if nodes == 0:
             return "no proposal was worth its cost: the output repeats neither the prompt nor itself"
         return f"{accepted} of {nodes} proposed tokens were right: the output repeats little of the prompt or of itself"
+
+
+@contextmanager
+def shared_stage(records: Sequence[Stats], name: str) -> Iterator[None]:
+    """Add the time of the enclosed block to a stage that all these requests go through together."""
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        for stats in records:
+            stats.seconds[name] += time.perf_counter() - begin
 
 
 def _named(counts: Counter[int]) -> dict[str, int]:

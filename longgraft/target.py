@@ -19,6 +19,7 @@ from torch import Tensor
 from longgraft.attention import FlatBatch, Part, borrowed, register
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
 from longgraft.config import GraftError
+from longgraft.kernels.tree_attention import BACKENDS
 from longgraft.linear import wide
 from longgraft.tree import IntArray
 
@@ -52,6 +53,8 @@ class Target:
         """Wrap a loaded model; with `exact` only kernels whose rows do not depend on one another are used."""
         register()
         refuse_unsupported(model)
+        if backend not in BACKENDS:
+            raise GraftError(f"backend is {backend!r}: expected one of {', '.join(BACKENDS)}")
         self.model = model.eval()
         self.linear = wide(model, always=exact)
         self.backend = "native" if exact else backend
