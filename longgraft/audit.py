@@ -91,6 +91,7 @@ def plain_twin(engine: Engine) -> Engine:
     """Return an engine for plain decoding on the same weights and KV pool."""
     twin = copy.copy(engine)
     twin.config = replace(engine.config, plain=True)
+    twin.cost = None
     return twin
 
 

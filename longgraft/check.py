@@ -134,7 +134,7 @@ def measure_costs(target: Target, pool: ChunkPool, contexts: tuple[int, int] = (
         time_forward(target, cache, 2, repeats=1)
         times = {(rows, high): time_forward(target, cache, rows, 2) for rows in LONG_WIDTHS}
         cache.truncate(low)
-        times |= {(rows, low): time_forward(target, cache, rows, 2 if rows <= 2 else 1) for rows in SHORT_WIDTHS}
+        times |= {(rows, low): time_forward(target, cache, rows, 3 if rows == 1 else 2) for rows in SHORT_WIDTHS}
     finally:
         cache.release()
     return CostTable.fit(times)

@@ -22,9 +22,12 @@ from longgraft.config import GraftError
 
 Array = npt.NDArray[np.float64]
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-# A longer tree must promise this much more than plain decoding: measured round times carry a few percent noise.
-MARGIN = 1.02
+# A longer tree must promise this much more than plain decoding: measured round times carry several percent of noise.
+MARGIN = 1.05
 LEARNING_RATE = 0.1
+# While trees promise less than this over plain decoding, every so many rounds one is plain, to learn its cost.
+SMALL_GAIN = 1.3
+PLAIN_EVERY = 12
 # One measurement may move a correction by at most this factor, so that a hiccup of the machine does little.
 MAX_STEP = 1.5
 
@@ -37,6 +40,7 @@ class CostTable:
     slope: Array
     frozen: bool = False
     correction: Array = field(default_factory=lambda: np.ones(len(ROW_BUCKETS)))
+    since_plain: int = 0
 
     def rounds(self, max_rows: int, context: int) -> Array:
         """Return t(N, context) for N = 1..max_rows, never falling with N. [max_rows]"""
@@ -47,27 +51,39 @@ class CostTable:
         cost[beyond] = at_buckets[-1] * rows[beyond] / ROW_BUCKETS[-1]
         return cost
 
-    def choose(self, scores: Sequence[Sequence[float]], contexts: Sequence[int]) -> list[int]:
+    def choose(
+        self, scores: Sequence[Sequence[float]], contexts: Sequence[int], trust: Sequence[float] | None = None
+    ) -> list[int]:
         """Return how many nodes (root included) to verify of each tree in a batch.
 
-        `scores[i]`: path log-probabilities of tree i, root first. All trees share one flat forward, so their
-        nodes compete for the same rows; with nothing worth its cost every tree is its root alone.
+        `scores[i]`: path log-probabilities of tree i, root first; `trust[i]`: what share of its promises tree i's
+        sequence has kept so far. All trees share one flat forward, so their nodes compete for the same rows; with
+        nothing worth its cost every tree is its root alone.
         """
         sizes = [len(s) - 1 for s in scores]
         owner = np.repeat(np.arange(len(scores)), sizes)
         gains = np.exp(np.concatenate([np.asarray(s[1:], np.float64) for s in scores]))
+        gains *= np.ones(len(gains)) if trust is None else np.asarray(trust)[owner]
         order = np.argsort(-gains, kind="stable")
         base = len(scores)
         cost = self.rounds(base + len(order), int(np.mean(contexts)))[base - 1 :]
         value = (base + np.concatenate([[0.0], np.cumsum(gains[order])])) / cost
         best = int(np.argmax(value))
-        if value[best] < MARGIN * value[0]:
+        if value[best] < MARGIN * value[0] or self._is_unsure(value[best] / value[0]):
             best = 0
         counts = np.bincount(owner[order[:best]], minlength=base)
         return [1 + int(count) for count in counts]
 
+    def _is_unsure(self, gain: float) -> bool:
+        """Say whether to run a plain round to see what one costs: a small gain, and none seen for long.
+
+        An overestimated plain round would otherwise never be found out.
+        """
+        return not self.frozen and gain < SMALL_GAIN and self.since_plain >= PLAIN_EVERY
+
     def learn(self, rows: int, context: int, seconds: float) -> None:
         """Move the correction of the nearest row buckets towards one measured round."""
+        self.since_plain = 0 if rows == 1 else self.since_plain + 1
         if self.frozen or not 1 <= rows <= ROW_BUCKETS[-1]:
             return
         expected = self.rounds(rows, context)[-1]

@@ -39,7 +39,6 @@ def run_demo(max_new_tokens: int, dtype: str) -> dict[str, Any]:
     model, tokenizer = load_cached(gguf, chosen)
     say("Measuring what a pass over 1 to 64 tokens costs ...")
     engine = Engine(model, tokenizer, EngineConfig(max_context=CONTEXT))
-    _ = engine.cost
     begun = beginning(document, SECTION)
     prompt_ids = prompt_of(tokenizer, document, begun)
     say(f"Reading a prompt of {len(prompt_ids)} tokens: a guide, and the request to quote '{SECTION}' from it.\n")

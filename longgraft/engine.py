@@ -228,7 +228,7 @@ class Engine:
         if self.cost is None:
             return [builder.build(most) for builder in builders]
         lengths = [len(seq.token_ids) for seq in batch]
-        counts = self.cost.choose([builder.scores for builder in builders], lengths)
+        counts = self.cost.choose([builder.scores for builder in builders], lengths, [seq.trust for seq in batch])
         return [builder.build(min(count, most)) for builder, count in zip(builders, counts)]
 
     def propose(self, seq: Sequence) -> TreeBuilder:

@@ -24,6 +24,9 @@ from longgraft.tree import Acceptance, Continuation, Source, Verification
 # costs a top-k over the whole vocabulary, and rows beyond a few add little (the paper refreshes all).
 MAX_OBSERVED = 8
 NUM_SUCCESSORS = 8
+# How fast kept promises are forgotten, a round, and how many accepted nodes a fresh sequence is credited with.
+FORGET = 0.97
+TRUST_PRIOR = 1.0
 
 
 class Index(Protocol):
@@ -52,6 +55,8 @@ class Sequence:
     stats: Stats
     long_rope: bool = False
     draft_state: Any = None
+    promised: float = 0.0
+    kept: float = 0.0
     sources: list[int] = field(default_factory=list)
     origins: list[tuple[int, int]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -71,6 +76,14 @@ class Sequence:
         """True once a stop rule has fired."""
         return self.stop.finish_reason is not None
 
+    @property
+    def trust(self) -> float:
+        """Accepted nodes over those that trees promised lately, at most 1.
+
+        Probabilities are calibrated over all proposals; those picked as the best promise a little too much.
+        """
+        return min(1.0, (TRUST_PRIOR + self.kept) / (TRUST_PRIOR + self.promised))
+
     def extend(self, token_ids: list[int], result: Verification, accepted: Acceptance) -> None:
         """Commit `token_ids` (the accepted ones after clipping): KV rows, index, tokens, provenance, stats."""
         path = accepted.path[: len(token_ids)]
@@ -84,6 +97,8 @@ class Sequence:
         self.origins += [(int(d), int(o)) for d, o in result.tree.origins[proposed]] + [(-1, -1)] * drawn
         self.logprobs += accepted.logprobs[: len(token_ids)]
         self.stats.record(result.tree, proposed, len(token_ids))
+        self.promised = FORGET * self.promised + float(np.exp(result.tree.scores[1:]).sum())
+        self.kept = FORGET * self.kept + len(proposed)
 
     def _observe(self, result: Verification, path: list[int]) -> None:
         """Refresh successor rows from raw logits: of the visited nodes, then of the likeliest others."""
