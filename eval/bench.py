@@ -8,6 +8,7 @@ of a pass of N rows behind L tokens, over random K/V, without reading a prompt. 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import platform
 import time
@@ -200,7 +201,8 @@ def _transformers_step(engine: Engine, context: int) -> Callable[[], float]:
         keys = torch.randn(1, shape.kv_heads, context, shape.key_dim).to(target.dtype)
         cache.update(keys, keys.clone(), layer)
     token = torch.zeros(1, 1, dtype=torch.long)
-    name = "cache" if "cache" in target.model.forward.__code__.co_varnames else "past_key_values"
+    # The argument's name changed in transformers 5.24.
+    name = "cache" if "cache" in inspect.signature(target.model.forward).parameters else "past_key_values"
 
     def step() -> float:
         begin = time.perf_counter()

@@ -54,8 +54,8 @@ def _new_file() -> str:
     files = [f"# {name}.py\n{inspect.getsource(import_module(name))}" for name in ("bisect", "sched", "queue")]
     listing = "\n\n".join(files)
     return (
-        f"These are files of one project:\n```python\n{listing}\n```\nWrite a new file `boundedset.py` in the same style: a "
-        "thread-safe sorted set with a maximum size, built on bisect and threading, with docstrings."
+        f"These are files of one project:\n```python\n{listing}\n```\nWrite a new file `boundedset.py` in that style: "
+        "a thread-safe sorted set with a maximum size, built on bisect and threading, with docstrings."
     )
 
 

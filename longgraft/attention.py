@@ -103,6 +103,24 @@ def borrowed(model: Any) -> Iterator[None]:
             loan.end(model)
 
 
+@contextmanager
+def returned(model: Any) -> Iterator[None]:
+    """Run the model with its own attention for a moment, borrowed or not."""
+    loan: _Loan | None = model.__dict__.get(_LOAN)
+    own = loan or _Loan(model)
+    if loan is not None:
+        loan.end(model)
+    try:
+        if own.eager_experts:
+            model.set_experts_implementation("eager")
+        yield
+    finally:
+        if own.eager_experts:
+            model.set_experts_implementation(own.experts)
+        if loan is not None:
+            loan.begin(model)
+
+
 def attend(
     module: Any,
     query: Tensor,

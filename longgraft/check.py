@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longgraft.attention import returned
 from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.config import GraftError
 from longgraft.cost import CostTable
@@ -51,16 +52,16 @@ def self_check(target: Target) -> None:
     with target.session():
         ours = _our_logits(target, prompt, tree)
     paths = [tree.path(node) for node in range(len(tree)) if node not in tree.parents]
-    worst = 0.0
+    shares = []
     for path in paths:
         own = _own_logits(target, np.concatenate([prompt, tree.token_ids[path]]))
         mine = torch.cat([ours[:PROMPT_LEN], ours[PROMPT_LEN:][path]]).float()
         spread = float(own.std()) + 1e-12
-        worst = max(worst, float((mine - own).abs().mean(dim=-1).median()) / spread)
-    if not worst <= TOLERANCE[target.dtype]:
+        shares.append(float((mine - own).abs().mean(dim=-1).median()) / spread)
+    if not all(share <= TOLERANCE[target.dtype] for share in shares):
         raise GraftError(
-            f"{type(target.model).__name__}: with our attention its logits differ from its own by {worst:.2g} of their "
-            "spread; this model does something our attention does not know, so it is not supported"
+            f"{type(target.model).__name__}: with our attention its logits differ from its own by {max(shares):.2g} of "
+            "their spread; this model does something our attention does not know, so it is not supported"
         )
 
 
@@ -77,7 +78,7 @@ def _our_logits(target: Target, prompt: IntArray, tree: TokenTree) -> Tensor:
 
 def _own_logits(target: Target, token_ids: IntArray) -> Tensor:
     ids = torch.as_tensor(token_ids, dtype=torch.long, device=target.device).unsqueeze(0)
-    with torch.no_grad():
+    with returned(target.model), torch.no_grad():
         logits: Tensor = target.model(input_ids=ids, use_cache=False).logits[0].float()
     return logits
 

@@ -71,6 +71,7 @@ class CostTable:
         best = int(np.argmax(value))
         if value[best] < MARGIN * value[0] or self._is_unsure(value[best] / value[0]):
             best = 0
+        self.since_plain = 0 if best == 0 else self.since_plain + 1
         counts = np.bincount(owner[order[:best]], minlength=base)
         return [1 + int(count) for count in counts]
 
@@ -83,7 +84,6 @@ class CostTable:
 
     def learn(self, rows: int, context: int, seconds: float) -> None:
         """Move the correction of the nearest row buckets towards one measured round."""
-        self.since_plain = 0 if rows == 1 else self.since_plain + 1
         if self.frozen or not 1 <= rows <= ROW_BUCKETS[-1]:
             return
         expected = self.rounds(rows, context)[-1]

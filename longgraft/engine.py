@@ -166,7 +166,7 @@ class Engine:
             index=self.new_index(self.target.vocab_size),
             sampler=Sampler(params, prompt_ids, self.target.vocab_size),
             stop=stop,
-            stats=Stats(prompt_tokens=len(prompt_ids)),
+            stats=Stats(len(prompt_ids), self.config.plain),
             long_rope=threshold is not None and total > threshold,
         )
 

@@ -76,7 +76,8 @@ def _load(source: str, options: dict[str, Any], dtype: str, device: torch.device
     model_options = dict(options)
     if options:
         model_options["quantization_config"] = _dequantized()
-    model, found = AutoModelForCausalLM.from_pretrained(source, dtype=wanted, output_loading_info=True, **model_options)
+    model_options |= {"config": config, "dtype": wanted, "output_loading_info": True}
+    model, found = AutoModelForCausalLM.from_pretrained(source, **model_options)
     refuse_incomplete(found["missing_keys"])
     refuse_mismatch(model, tokenizer)
     return model.to(device).eval(), tokenizer

@@ -34,6 +34,7 @@ class Stats:
     """Per-request record; `summary()` is what users see."""
 
     prompt_tokens: int = 0
+    is_plain: bool = False
     rounds: list[RoundStats] = field(default_factory=list)
     nodes_by_source: Counter[int] = field(default_factory=Counter)
     accepted_by_source: Counter[int] = field(default_factory=Counter)
@@ -105,6 +106,8 @@ class Stats:
         nodes, accepted = sum(r.nodes for r in self.rounds), sum(r.accepted for r in self.rounds)
         if not self.rounds:
             return "nothing was generated"
+        if self.is_plain:
+            return "plain decoding was asked for"
         if self.seconds["prefill"] > 2 * self.seconds["verify"]:
             return "most of the time went into reading the prompt, which drafting cannot shorten"
         if self.acceptance_length >= 2:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner, Result
 
 from longgraft.cli import app
+from longgraft.cost import ROW_BUCKETS
 from tests.models import VOCAB, tiny_model
 
 TEMPLATE = """
@@ -40,6 +41,13 @@ def save(path: Path) -> str:
     """Save the model and its tokenizer, and return the folder's name."""
     tiny_model("llama", torch.float64).save_pretrained(path)
     byte_level().save_pretrained(path)
+    return str(path)
+
+
+def cheap_rows(path: Path) -> str:
+    """Write a frozen cost table by which rows cost nothing, so that every proposal is verified on any machine."""
+    table = {"longgraft_cost_table": 1, "rows_fixed_slope": [[rows, 1.0, 0.0] for rows in ROW_BUCKETS]}
+    path.write_text(json.dumps(table))
     return str(path)
 
 

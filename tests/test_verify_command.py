@@ -1,6 +1,7 @@
 """`longgraft verify`: verdict, exit code, and the last line."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import longgraft.audit
 import longgraft.demo
 import longgraft.engine
 import longgraft.show
+from longgraft.kernels.tree_attention import BACKENDS
 from longgraft.tree import Acceptance
-from tests.saved_model import PROMPT, calm, invoke, last_json, save
+from tests.saved_model import PROMPT, calm, cheap_rows, invoke, last_json, save
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +34,16 @@ def test_verify_says_exact(folder: str) -> None:
     assert result.exit_code == 0 and len(result.stdout.splitlines()) == 2
     assert (values["exact"], values["verdict"], values["tokens"], values["seed"]) == (True, "exact", 24, 2)
     assert values["dtype"] == "float64" and values["first_difference"] is None
-    values = last_json(invoke(*common, "--exact").stdout)
+
+
+@pytest.mark.skipif("native" not in BACKENDS, reason="exact mode needs the native attention kernel")
+def test_verify_in_exact_mode_reports_its_cost(folder: str) -> None:
+    result = invoke("verify", "-m", folder, "-p", PROMPT, "-n", "24", "--exact", "--dtype", "bfloat16")
+    values = last_json(result.stdout)
     assert values["verdict"] == "exact" and values["exact_mode"]["cost"] > 0
 
 
-def test_verify_fails_on_a_mismatch(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_fails_on_a_mismatch(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     true_accept = longgraft.engine.accept
 
     def wrong(result: Any, *rest: Any) -> Acceptance:
@@ -45,7 +52,8 @@ def test_verify_fails_on_a_mismatch(folder: str, monkeypatch: pytest.MonkeyPatch
         return Acceptance(accepted.path, [*accepted.token_ids[:-1], (accepted.token_ids[-1] + shift) % 99])
 
     monkeypatch.setattr(longgraft.engine, "accept", wrong)
-    result = invoke("verify", "-m", folder, "-p", PROMPT, "-n", "24", "--keep-going")
+    table = cheap_rows(tmp_path / "costs.json")
+    result = invoke("verify", "-m", folder, "-p", PROMPT, "-n", "24", "--keep-going", "--cost-table", table)
     values = last_json(result.stdout)
     assert result.exit_code == 1 and (values["exact"], values["verdict"]) == (False, "MISMATCH")
     assert values["gap"] is None or values["gap"] > values["bound"]
