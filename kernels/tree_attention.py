@@ -11,12 +11,12 @@ from types import ModuleType
 
 from torch import Tensor
 
-from longgraft.kernels import cpu, reference
+from longgraft.kernels import cpu, native, reference
 from longgraft.kernels.spec import AttentionSpec, Run, TreeInput
 
 __all__ = ["BACKENDS", "AttentionSpec", "Run", "tree_attention"]
 
-_MODULES: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
+_MODULES: dict[str, ModuleType] = {"cpu": cpu, "native": native, "reference": reference}
 BACKENDS = ("auto", *_MODULES)
 
 
@@ -39,9 +39,10 @@ def tree_attention(
     with `spec.window` only: the row at position p sees positions above p - window, and prefix rows below
     every row's window are not read. A row that sees no key gives 0.
 
-    `backend`: `cpu`, `reference` (dense, copies the prefix), or `auto`, the first of these that takes the
-    device and dtype. What a row gets does not depend, beyond rounding, on the other rows. Raises ValueError
-    for an unknown backend, one that cannot take these tensors, or shapes that do not fit together.
+    `backend`: `native` (a row's bits do not depend on the other rows), `cpu`, `reference` (dense, copies the
+    prefix), or `auto`: the first of these that takes the device and dtype, `native` only where it pays. What a row
+    gets never depends, beyond rounding, on the other rows. Raises ValueError for an unknown backend, one that cannot
+    take these tensors, or shapes that do not fit together.
     """
     if (tree_keys is None) != (tree_values is None):
         raise ValueError("tree_keys and tree_values: expected both or neither")
@@ -53,7 +54,9 @@ def tree_attention(
 def _choose(inputs: TreeInput, backend: str) -> ModuleType:
     if backend not in BACKENDS:
         raise ValueError(f"attention backend {backend!r} is unknown: expected one of {', '.join(BACKENDS)}")
-    names = list(_MODULES) if backend == "auto" else [backend]
+    names = [backend]
+    if backend == "auto":
+        names = ["native", "cpu", "reference"] if native.pays(inputs.query) else ["cpu", "reference"]
     reasons = []
     for name in names:
         reason = _MODULES[name].why_not(inputs)

@@ -19,6 +19,8 @@ from torch import Tensor
 from longgraft.attention import FlatBatch, Part, borrowed, register
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
 from longgraft.config import GraftError
+from longgraft.kernels.rows_linear import DTYPES as EXACT_DTYPES
+from longgraft.kernels.rows_linear import is_available as kernels_available
 from longgraft.kernels.tree_attention import BACKENDS
 from longgraft.linear import wide
 from longgraft.tree import IntArray
@@ -53,6 +55,11 @@ class Target:
         """Wrap a loaded model; with `exact` only kernels whose rows do not depend on one another are used."""
         register()
         refuse_unsupported(model)
+        if exact and (not kernels_available() or model.dtype not in EXACT_DTYPES or model.device.type != "cpu"):
+            raise GraftError(
+                "exact mode needs the native kernels (a C++ compiler when longgraft was installed, an x86 processor "
+                f"with AVX2) and float32, bfloat16 or float16 on the CPU; this model is {model.dtype} on {model.device}"
+            )
         if backend not in BACKENDS:
             raise GraftError(f"backend is {backend!r}: expected one of {', '.join(BACKENDS)}")
         self.model = model.eval()

@@ -25,6 +25,7 @@ from longgraft.check import (
     time_forward,
 )
 from longgraft.config import GraftError
+from longgraft.kernels.tree_attention import BACKENDS
 from longgraft.target import Target
 from tests import engines
 from tests.engines import model_of
@@ -111,19 +112,21 @@ def test_a_vocabulary_of_two_can_be_probed() -> None:
 
 
 def test_exact_mode_is_refused_where_rows_depend_on_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target(model_of("llama", torch.float32), exact=True)
-    probe_exact(target)
+    target = Target(model_of("llama", torch.float32))
     forward = target.forward
 
     def uneven(segments: Any, **options: Any) -> list[Tensor]:
-        logits = forward(segments, **options)
-        return [rows + 1e-6 * (len(rows) > 1) for rows in logits]
+        return [rows + 1e-5 * len(rows) for rows in forward(segments, **options)]
 
     monkeypatch.setattr(target, "forward", uneven)
-    with pytest.raises(
-        GraftError, match="exact mode: LlamaForCausalLM in float32 does not compute a token bitwise alike"
-    ):
+    with pytest.raises(GraftError, match="exact mode: LlamaForCausalLM in float32 does not compute a token bitwise"):
         probe_exact(target)
+
+
+@pytest.mark.skipif("native" not in BACKENDS, reason="exact mode needs the native attention")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_mode_is_granted_with_kernels_whose_rows_are_independent(dtype: torch.dtype) -> None:
+    probe_exact(Target(model_of("llama", dtype), exact=True))
 
 
 # Costs ------------------------------------------------------------------------------------------------------------

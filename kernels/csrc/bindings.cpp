@@ -1,7 +1,13 @@
 // Python's view: addresses and sizes in, nothing out. kernels/rows_linear.py checks them.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <string>
+
+#include "attention.hpp"
 #include "processor.hpp"
 #include "rows_linear.hpp"
 #include "team.hpp"
@@ -41,6 +47,37 @@ void linear(const char* kernel_name, Address x, Address weight, Address bias, Ad
   rows_linear(*kernel, problem, threads);
 }
 
+// keys, values, rows, strides of keys (row, head), strides of values
+using RunNumbers = std::array<std::int64_t, 7>;
+
+attention::Run run(const RunNumbers& n) {
+  return {reinterpret_cast<const void*>(n[0]), reinterpret_cast<const void*>(n[1]), n[2], n[3], n[4], n[5], n[6]};
+}
+
+// shape: rows, heads, kv_heads, key_size, value_size, window; query, mask: address and two strides; sinks: address, dtype.
+void attend(const std::string& kernel, int threads, int dtype, const std::array<std::int64_t, 6>& shape,
+            const std::array<std::int64_t, 3>& query, std::int64_t out, const std::vector<RunNumbers>& prefix,
+            const RunNumbers& tree, const std::array<std::int64_t, 3>& mask, const std::vector<std::int64_t>& positions,
+            const std::array<std::int64_t, 2>& sinks, float scale, float softcap) {
+  std::vector<attention::Run> runs;
+  for (const RunNumbers& numbers : prefix) runs.push_back(run(numbers));
+  attention::Problem problem{};
+  problem.dtype = static_cast<Dtype>(dtype);
+  problem.rows = shape[0], problem.heads = shape[1], problem.kv_heads = shape[2];
+  problem.key_size = shape[3], problem.value_size = shape[4], problem.window = shape[5];
+  problem.query = reinterpret_cast<const void*>(query[0]);
+  problem.query_row = query[1], problem.query_head = query[2];
+  problem.out = reinterpret_cast<void*>(out);
+  problem.runs = runs.data(), problem.run_count = std::int64_t(runs.size());
+  problem.tree = run(tree);
+  problem.mask = reinterpret_cast<const std::uint8_t*>(mask[0]);
+  problem.mask_row = mask[1], problem.mask_column = mask[2];
+  problem.positions = positions.data();
+  problem.sinks = reinterpret_cast<const void*>(sinks[0]), problem.sink_dtype = static_cast<Dtype>(sinks[1]);
+  problem.scale = scale, problem.softcap = softcap;
+  if (!attention::attend(kernel.c_str(), problem, threads)) throw nb::value_error("no such attention kernel");
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -48,4 +85,5 @@ NB_MODULE(_native, m) {
   m.def("team_runtime", team_runtime);
   m.def("multiplies", multiplies);
   m.def("linear", linear, nb::call_guard<nb::gil_scoped_release>());
+  m.def("attend", attend, nb::call_guard<nb::gil_scoped_release>());
 }

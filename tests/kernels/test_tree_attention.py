@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longgraft.kernels import native
 from longgraft.kernels.tree_attention import BACKENDS, AttentionSpec, Run, tree_attention
 
 CHUNK = 256
@@ -262,8 +263,17 @@ def test_own_key_may_lie_in_the_prefix(backend: str, window: int | None, sinks: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_auto_takes_the_cpu_backend_here(dtype: torch.dtype) -> None:
-    assert torch.equal(make(Case(dtype=dtype)).attend("auto"), make(Case(dtype=dtype)).attend("cpu"))
+def test_auto_takes_native_where_it_pays(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = make(Case(dtype=dtype))
+    backend = "native" if native.pays(call.query) else "cpu"
+    assert torch.equal(call.attend("auto"), call.attend(backend))
+    monkeypatch.setattr(native, "pays", lambda query: False)
+    assert torch.equal(call.attend("auto"), call.attend("cpu"))
+
+
+def test_float64_and_large_prompt_chunks_stay_with_cpu() -> None:
+    assert not native.pays(torch.zeros(4, 2, 8, dtype=torch.float64))
+    assert not native.pays(torch.zeros(native.DECODE_ROWS + 1, 2, 8, dtype=torch.bfloat16))
 
 
 def test_positions_may_be_a_tensor() -> None:
