@@ -22,6 +22,17 @@ def cost_of(rise: float = 0.0) -> CostTable:
     return CostTable(1.0 + rise * (np.array(ROW_BUCKETS) - 1.0), np.zeros(len(ROW_BUCKETS)), frozen=True)
 
 
+class AllNodes(CostTable):
+    """Verifies every proposed node of every sequence, whatever the others propose."""
+
+    def choose(self, scores: Sequence[Sequence[float]], *_: Any) -> list[int]:
+        return [len(tree) for tree in scores]
+
+
+def all_nodes() -> AllNodes:
+    return AllNodes(np.ones(len(ROW_BUCKETS)), np.zeros(len(ROW_BUCKETS)), frozen=True)
+
+
 @lru_cache(maxsize=16)
 def _model(arch: str, dtype: torch.dtype) -> Any:
     return tiny_model(arch, dtype)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from longgraft.kernels import native, reference, rows_linear
-from longgraft.kernels.spec import AttentionSpec, Run, TreeInput
 from torch import Tensor
 
+from longgraft.kernels import native, reference, rows_linear
+from longgraft.kernels.spec import AttentionSpec, Run, TreeInput
 from tests.kernels.test_tree_attention import Case, check, make, oracle
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
