@@ -66,7 +66,8 @@ class _Loan:
         self.holders = 0
 
     def begin(self, model: Any) -> None:
-        """Set our attention."""
+        """Set our attention, made known to transformers if it was not."""
+        register()
         model.set_attn_implementation(NAME)
         if model.config.get_text_config()._attn_implementation != NAME:
             raise GraftError(

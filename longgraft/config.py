@@ -7,6 +7,7 @@ sentence at the door and not a failure later.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -19,8 +20,14 @@ def _check(condition: bool, message: str) -> None:
         raise GraftError(message)
 
 
-def _finite(name: str, value: float | None) -> None:
-    _check(value is None or math.isfinite(value), f"{name} is {value}: expected a finite number")
+def _finite(name: str, value: Any, optional: bool = False) -> None:
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    _check(is_number or (optional and value is None), f"{name} is {value!r}: expected a finite number")
+
+
+def _whole(name: str, value: Any, optional: bool = False) -> None:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    _check(is_whole or (optional and value is None), f"{name} is {value!r}: expected a whole number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +62,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            _finite(name, getattr(self, name), optional=True)
+        for name in ("presence_penalty", "frequency_penalty"):
             _finite(name, getattr(self, name))
-        _finite("presence_penalty", self.presence_penalty)
-        _finite("frequency_penalty", self.frequency_penalty)
+        for name in ("top_k", "seed", "logprobs"):
+            _whole(name, getattr(self, name), optional=True)
+        for name in ("max_new_tokens", "min_new_tokens", "sample_index"):
+            _whole(name, getattr(self, name))
         t, k, p, m, r = self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
         _check(t is None or t >= 0, f"temperature is {t}: expected 0 (greedy) or more")
         _check(k is None or k >= 0, f"top_k is {k}: expected 0 (off) or more")
@@ -72,7 +83,8 @@ class SamplingParams:
         )
         _check(self.seed is None or 0 <= self.seed < 2**64, f"seed is {self.seed}: expected 0 to 2**64 - 1")
         _check(self.sample_index >= 0, f"sample_index is {self.sample_index}: expected 0 or more")
-        _check(not isinstance(self.stop, str), "stop is a string: expected a tuple of strings")
+        is_list = isinstance(self.stop, Sequence) and not isinstance(self.stop, str)
+        _check(is_list, f"stop is {self.stop!r}: expected a tuple of strings")
         _check(all(isinstance(s, str) and s for s in self.stop), "stop: expected non-empty strings")
 
 
@@ -99,6 +111,10 @@ class EngineConfig:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
+        for name in ("max_nodes", "prefill_rows"):
+            _whole(name, getattr(self, name))
+        for name in ("max_context", "kv_bytes"):
+            _whole(name, getattr(self, name), optional=True)
         _check(0 <= self.max_nodes <= 1023, f"max_nodes is {self.max_nodes}: expected 0 to 1023")
         _check(self.prefill_rows >= 1, f"prefill_rows is {self.prefill_rows}: expected 1 or more")
         _check(

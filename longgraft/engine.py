@@ -144,12 +144,12 @@ class Engine:
         """
         defaults = generation_config or getattr(self.target.model, "generation_config", None)
         params = resolve(params, defaults, self.target.vocab_size)
-        total = len(prompt_ids) + params.max_new_tokens
+        total = min(len(prompt_ids) + params.max_new_tokens, self.max_context)
         if len(prompt_ids) > self.max_context:
             raise GraftError(
                 f"the prompt has {len(prompt_ids)} tokens: expected at most {self.max_context} (the context limit)"
             )
-        require_room(self.target, self.pool, min(total, self.max_context), self.config)
+        require_room(self.target, self.pool, total, self.config)
         threshold = self.target.long_rope_from
         stop = StopRules(
             params.eos_token_ids or (),

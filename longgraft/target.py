@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from longgraft.attention import FlatBatch, Part, borrowed, register
+from longgraft.attention import FlatBatch, Part, borrowed
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
 from longgraft.config import GraftError
 from longgraft.kernels.rows_linear import DTYPES as EXACT_DTYPES
@@ -53,7 +53,6 @@ class Target:
 
     def __init__(self, model: Any, backend: str = "auto", exact: bool = False) -> None:
         """Wrap a loaded model; with `exact` only kernels whose rows do not depend on one another are used."""
-        register()
         refuse_unsupported(model)
         if exact and (not kernels_available() or model.dtype not in EXACT_DTYPES or model.device.type != "cpu"):
             raise GraftError(

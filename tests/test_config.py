@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from longgraft.config import EngineConfig, GraftError, SamplingParams
@@ -31,6 +33,16 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     ("stop", "end"),
     ("stop", ("end", "")),
     ("stop", (5,)),
+    ("stop", None),
+    ("temperature", "0"),
+    ("presence_penalty", None),
+    ("max_new_tokens", None),
+    ("max_new_tokens", 2.5),
+    ("min_new_tokens", "1"),
+    ("top_k", 1.5),
+    ("seed", 1.0),
+    ("sample_index", None),
+    ("logprobs", True),
     *(
         (name, value)
         for name in (
@@ -45,7 +57,8 @@ GOOD_PARAMS: list[dict[str, Any]] = [
     {"temperature": 100.0, "min_p": 1.0, "top_p": 1e-9},
     {"max_new_tokens": 0, "min_new_tokens": 5, "logprobs": 0, "seed": 0},
     {"logprobs": 20, "seed": 2**64 - 1, "sample_index": 2**63, "stop": ("a", "bc")},
-    {"presence_penalty": -2.0, "frequency_penalty": 7.5},
+    {"presence_penalty": -2.0, "frequency_penalty": 7.5, "temperature": 1, "stop": ["a"]},
+    {"max_new_tokens": np.int64(7), "temperature": np.float32(0.5), "top_k": np.int32(3)},
 ]
 BAD_SETTINGS: list[tuple[str, Any]] = [
     ("max_nodes", -1),
@@ -54,6 +67,10 @@ BAD_SETTINGS: list[tuple[str, Any]] = [
     ("prefill_rows", -3),
     ("max_context", 0),
     ("max_context", -1),
+    ("max_nodes", None),
+    ("max_nodes", 3.0),
+    ("prefill_rows", "512"),
+    ("kv_bytes", 1e9),
 ]
 
 
@@ -72,7 +89,7 @@ def test_values_at_the_edge_are_fine(values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "value"), BAD_SETTINGS)
 def test_a_bad_engine_setting_is_named(name: str, value: Any) -> None:
-    with pytest.raises(GraftError, match=f"{name} is {value}: expected"):
+    with pytest.raises(GraftError, match=re.escape(f"{name} is {value!r}: expected")):
         EngineConfig(**{name: value})
 
 

@@ -74,14 +74,13 @@ def test_the_tests_of_the_table_exist() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("arch", ["gemma3", "gpt_oss", "mistral"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt_oss"])
 def test_2_in_bf16_every_difference_is_a_proven_tie(arch: str, temperature: float) -> None:
     engine = engine_for(arch, model=model_of(arch, torch.bfloat16))
-    for seed in range(2):
-        params = SamplingParams(max_new_tokens=48, temperature=temperature, top_k=0, seed=seed)
-        result = audit(engine, prompt_of(120, seed, arch), params, keep_going=True)
-        assert {d.verdict for d in result.differences} <= {"proven_tie", "router_tie"}, result.summary()
-        assert result.grafted.stats["accepted"] > 0, "nothing was grafted, so nothing was tested"
+    params = SamplingParams(max_new_tokens=48, temperature=temperature, top_k=0, seed=1)
+    result = audit(engine, prompt_of(120, 1, arch), params, keep_going=True)
+    assert {d.verdict for d in result.differences} <= {"proven_tie", "router_tie"}, result.summary()
+    assert result.grafted.stats["accepted"] > 0, "nothing was grafted, so nothing was tested"
 
 
 # 3: the distribution at temperature > 0 ---------------------------------------------------------------------------

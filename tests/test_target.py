@@ -186,6 +186,13 @@ def test_longrope_keeps_one_regime_a_request(prompt_len: int, new: int, is_long:
     assert list(engine.generate(prompt, params).token_ids) == expected
 
 
+def test_a_text_that_cannot_cross_stays_in_the_first_regime() -> None:
+    """However many tokens are allowed: the engine's own limit lies before the border."""
+    prompt, params = prompt_of(30, arch="phi3_longrope"), SamplingParams(max_new_tokens=LONGROPE_FROM)
+    assert not engine_for("phi3_longrope", max_context=LONGROPE_FROM).open(prompt, params).long_rope
+    assert engine_for("phi3_longrope", max_context=LONGROPE_FROM + 1).open(prompt, params).long_rope
+
+
 def test_regimes_share_no_forward() -> None:
     engine, model = engine_for("phi3_longrope"), model_of("phi3_longrope")
     prompts = [prompt_of(length, seed, "phi3_longrope") for seed, length in enumerate((30, LONGROPE_FROM - 4, 60))]

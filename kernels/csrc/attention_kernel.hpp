@@ -76,20 +76,20 @@ struct Kernel {
 
 constexpr int kBatchRows = 8 * kTileRows;  // pairs whose logits are held before their values are added
 
-// A thread's scratch, cut up. `pairs`: of one key head.
+// A thread's scratch, cut up.
 struct Scratch {
   float *keys, *wide, *weights, *logits, *scale;
   const char **key_rows, **value_rows, **row_values, **now, **next;
-  const char* zeros;
+  char* zeros;
   std::int64_t logit_stride, bytes;
 
   Scratch(const Problem& problem, const Sizes& sizes, const Stripe& s, char* at) {
-    char* const begin = at;
+    std::uintptr_t end = reinterpret_cast<std::uintptr_t>(at);
     const std::int64_t most = s.tail_keys() > kBlockKeys ? s.tail_keys() : kBlockKeys;
     logit_stride = ceil_div(most, kBlockKeys) * kBlockKeys;
-    const auto take = [&at](std::int64_t size) {
-      char* const here = at;
-      at += ceil_div(size, 64) * 64;
+    const auto take = [&end](std::int64_t size) {
+      char* const here = reinterpret_cast<char*>(end);
+      end += std::uintptr_t(ceil_div(size, 64) * 64);
       return here;
     };
     const auto floats = [&](std::int64_t count) { return reinterpret_cast<float*>(take(count * 4)); };
@@ -105,7 +105,7 @@ struct Scratch {
     now = pointers(2 * kBlockKeys);
     next = pointers(2 * kBlockKeys);
     zeros = take((sizes.key_floats + sizes.lanes) * 4);
-    bytes = at - begin;
+    bytes = std::int64_t(end - reinterpret_cast<std::uintptr_t>(at));
   }
 };
 
