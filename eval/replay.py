@@ -1,133 +1,108 @@
-"""Teacher-forced replay: how much of a known output would the index have proposed?
+"""Teacher-forced replay: how much of a known output would a drafter have proposed, per verified node, how fast?
 
-Needs no model, only a tokenizer. At each step the index sees all tokens so far and drafts a tree; the longest
-path that equals the true continuation is accepted and one bonus token is added. Acceptance length = output
-tokens / steps (bonus included, root not counted). Prompts are never cut; of an output the first 1,500 tokens
-count. Trace files hold one JSON object a line: `prompt`, `output`, `family`, `source` (owner/repository@...).
+Needs no model, only a tokenizer. At each step the drafter knows all tokens so far and drafts a tree; the longest
+path that equals the true continuation is accepted and one bonus token is added. Acceptance length = output tokens /
+steps over all steps (bonus included, root not counted). Drafting time of a step = `extend` by the tokens of the step
+before + `draft`; reading the prompt is not in it. Every request starts from nothing. Baselines: `baselines.py`.
 
-    python -m longgraft.eval.replay FILES... --tokenizer M --budget 16,32,60
+    python -m longgraft.eval.replay FILES... --tokenizer M --budget 16,32,60 --methods longgraft,arctic,pld,sam
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import multiprocessing
+import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from longgraft.config import GraftError
+from longgraft.eval.baseline_draft import Drafter
+from longgraft.eval.baselines import open_baseline
+from longgraft.eval.tally import Tally, accepted_path, calibration
+from longgraft.eval.traces import POOLED, Trace, read_traces
 from longgraft.index.context_index import ContextIndex
 from longgraft.index.rank import Ranking, load_priors
 from longgraft.index.suffix_automaton import MIN_PROBABILITY
 from longgraft.tree import Continuation
 
-MAX_OUTPUT = 1500
-PROBABILITY_EDGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+__all__ = ["Tally", "Trace", "accepted_path", "calibration", "main", "read_traces", "replay", "replay_all"]
+OURS = "longgraft"
+MOST_NODES = 4096  # far above any forward that pays; keeps a mistyped budget from reserving all memory
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """One known output: `token_ids [n]`, of which the first `prompt_len` are the prompt."""
+class Setting:
+    """What is replayed: a method, nodes a step, and how longgraft's own index is opened."""
 
-    family: str
-    group: str
-    token_ids: npt.NDArray[np.int32]
-    prompt_len: int
-
-
-def read_traces(paths: Iterable[str], tokenizer_name: str) -> list[Trace]:
-    """Read and tokenise trace files; raises `GraftError` for what cannot be read."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_name)
-    traces = []
-    for path in paths:
-        try:
-            lines = Path(path).read_text("utf-8").splitlines()
-        except OSError as error:
-            raise GraftError(f"trace file {path}: {error.strerror}") from None
-        for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-                prompt = tokenizer(record["prompt"], add_special_tokens=False, verbose=False)["input_ids"]
-                output = tokenizer(record["output"], add_special_tokens=False, verbose=False)["input_ids"]
-            except (KeyError, ValueError) as error:
-                raise GraftError(f"trace file {path}, line {number}: not a trace ({error})") from None
-            group = str(record.get("source", record.get("id", ""))).split("@")[0]
-            token_ids = np.array(prompt + output[:MAX_OUTPUT], np.int32)
-            traces.append(Trace(str(record.get("family", "all")), group, token_ids, len(prompt)))
-    if not traces:
-        raise GraftError("no traces: the files are empty")
-    return traces
+    method: str
+    budget: int
+    vocab_size: int
+    ranking: Ranking
+    threshold: float = MIN_PROBABILITY
 
 
-@dataclass
-class Tally:
-    """Counts of one or more replays. `bins [bins, 3]`: nodes, sum of predicted, accepted, by probability."""
-
-    steps: int = 0
-    tokens: int = 0
-    nodes: int = 0
-    accepted: int = 0
-    seconds: list[float] = field(default_factory=list)
-    bins: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((len(PROBABILITY_EDGES) + 1, 3)))
-
-    def add(self, other: Tally) -> None:
-        """Add another tally to this one."""
-        self.steps += other.steps
-        self.tokens += other.tokens
-        self.nodes += other.nodes
-        self.accepted += other.accepted
-        self.seconds += other.seconds
-        self.bins += other.bins
-
-    def summary(self) -> dict[str, float]:
-        """Return the figures that are reported."""
-        p50, p99 = np.percentile(np.array(self.seconds or [0.0]) * 1e6, [50, 99])
-        return {
-            "acceptance_length": round(self.tokens / max(self.steps, 1), 3),
-            "accepted_per_node": round(self.accepted / max(self.nodes, 1), 3),
-            "nodes_per_step": round(self.nodes / max(self.steps, 1), 1),
-            "draft_us_p50": round(float(p50), 1),
-            "draft_us_p99": round(float(p99), 1),
-        }
+def open_index(setting: Setting) -> ContextIndex:
+    """Open longgraft's index: the one place that knows its options."""
+    return ContextIndex(setting.vocab_size, ranking=setting.ranking, threshold=setting.threshold)
 
 
-def accepted_path(found: Continuation, truth: Sequence[int]) -> list[int]:
-    """Return the nodes along which the tree agrees with what really came."""
-    path: list[int] = []
-    at = -1
-    for node, (token, parent) in enumerate(zip(found.token_ids.tolist(), found.parents.tolist())):
-        if parent == at and len(path) < len(truth) and token == truth[len(path)]:
-            path.append(node)
-            at = node
-    return path
+class IndexDrafter:
+    """longgraft's index as a drafter: what comes after the first `extend` (the prompt) is also learnt from."""
+
+    def __init__(self, index: ContextIndex) -> None:
+        self.index = index
+        self.learns = False
+
+    def reset(self) -> None:
+        """Forget the text and what was learnt."""
+        self.index.reset()
+        self.learns = False
+
+    def extend(self, token_ids: npt.NDArray[np.int32]) -> None:
+        """Take in committed tokens [n]."""
+        self.index.extend(token_ids, learn=self.learns)
+        self.learns = True
+
+    def draft(self, budget: int) -> Continuation | None:
+        """Propose a tree whose scores are log-probabilities."""
+        return self.index.draft(budget)
 
 
-def replay(index: ContextIndex, trace: Trace, budget: int) -> Tally:
-    """Replay one trace through `index` (reset first)."""
+def open_drafter(setting: Setting) -> Drafter:
+    """Open the drafter of a setting; `GraftError` for an unknown method or a missing package."""
+    return IndexDrafter(open_index(setting)) if setting.method == OURS else open_baseline(setting.method)
+
+
+def replay(drafter: Drafter, trace: Trace, budget: int) -> Tally:
+    """Replay one trace through `drafter` (reset first)."""
     tally = Tally()
-    index.reset()
-    index.extend(trace.token_ids[: trace.prompt_len])
+    drafter.reset()
+    drafter.extend(trace.token_ids[: trace.prompt_len])
     place, end = trace.prompt_len, len(trace.token_ids)
     truth = trace.token_ids.tolist()
+    committed = trace.token_ids[:0]
     while place < end:
         began = time.perf_counter()
-        found = index.draft(budget)
+        if len(committed):
+            drafter.extend(committed)
+        found = drafter.draft(budget) if budget else None
         tally.seconds.append(time.perf_counter() - began)
         path = [] if found is None else accepted_path(found, truth[place : place + budget])
         if found is not None:
-            _count_bins(tally.bins, found, path)
             tally.nodes += len(found.token_ids)
+            if isinstance(found, Continuation):
+                tally.count_bins(found.scores, path)
         advance = min(len(path) + 1, end - place)
-        index.extend(trace.token_ids[place : place + advance], learn=True)
+        committed = trace.token_ids[place : place + advance]
         tally.steps += 1
         tally.tokens += advance
         tally.accepted += len(path)
@@ -135,67 +110,176 @@ def replay(index: ContextIndex, trace: Trace, budget: int) -> Tally:
     return tally
 
 
-def _count_bins(bins: npt.NDArray[np.float64], found: Continuation, path: list[int]) -> None:
-    probabilities = np.exp(found.scores.astype(np.float64))
-    which = np.searchsorted(PROBABILITY_EDGES, probabilities, side="right")
-    hit = np.zeros(len(which))
-    hit[path] = 1.0
-    for column, weights in enumerate((None, probabilities, hit)):
-        bins[:, column] += np.bincount(which, weights, len(bins))
+def replay_setting(setting: Setting, traces: Sequence[Trace]) -> dict[str, Tally]:
+    """Replay traces one by one; returns a tally per family and one over all, `pooled`.
 
-
-def calibration(bins: npt.NDArray[np.float64]) -> list[dict[str, float]]:
-    """Return, per bin of predicted path probability: nodes, mean predicted and observed acceptance."""
-    lows = (0.0, *PROBABILITY_EDGES)
-    return [
-        {"from": low, "nodes": int(n), "predicted": round(p / n, 4), "observed": round(hit / n, 4)}
-        for low, (n, p, hit) in zip(lows, bins.tolist())
-        if n
-    ]
-
-
-def replay_all(traces: Sequence[Trace], budget: int, ranking: Ranking, threshold: float) -> dict[str, Tally]:
-    """Replay traces one by one; returns a tally per family and one over all, `pooled`."""
-    vocab_size = 1 + max(int(trace.token_ids.max()) for trace in traces)
-    index = ContextIndex(vocab_size, ranking=ranking, threshold=threshold)
+    Collection of cyclic garbage waits meanwhile, as in `timeit`: nothing here makes any.
+    """
+    drafter = open_drafter(setting)
     tallies: dict[str, Tally] = {}
-    for trace in traces:
-        tally = replay(index, trace, budget)
-        tallies.setdefault(trace.family, Tally()).add(tally)
-        tallies.setdefault("pooled", Tally()).add(tally)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for trace in traces:
+            tally = replay(drafter, trace, setting.budget)
+            tallies.setdefault(trace.family, Tally()).add(tally)
+            tallies.setdefault(POOLED, Tally()).add(tally)
+    finally:
+        if collects:
+            gc.enable()
     return tallies
 
 
-def report(budget: int, tallies: dict[str, Tally]) -> dict[str, Any]:
-    """Print one line a family and return the same as data, with the calibration of all nodes."""
-    families = {name: tally.summary() for name, tally in sorted(tallies.items())}
-    for name, figures in families.items():
-        print(f"B={budget:<4} {name:22}" + "  ".join(f"{key} {value}" for key, value in figures.items()))
-    bins = calibration(tallies["pooled"].bins)
-    for row in bins:
-        print(f"B={budget:<4} p >= {row['from']:<6} {row['nodes']:>9} nodes  {row['predicted']} -> {row['observed']}")
-    return {"budget": budget, "families": families, "calibration": bins}
+def vocab_size_of(traces: Sequence[Trace]) -> int:
+    """Return the smallest vocabulary that holds all tokens."""
+    return 1 + max(int(trace.token_ids.max()) for trace in traces)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(prog="longgraft.eval.replay", description=__doc__)
-    parser.add_argument("files", nargs="+")
+def replay_all(traces: Sequence[Trace], budget: int, ranking: Ranking, threshold: float) -> dict[str, Tally]:
+    """Replay traces through longgraft's index; returns a tally per family and one over all, `pooled`."""
+    return replay_setting(Setting(OURS, budget, vocab_size_of(traces), ranking, threshold), traces)
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+
+
+def _replay_part(part: tuple[int, Setting, Sequence[Trace]]) -> tuple[int, dict[str, Tally]]:
+    return part[0], replay_setting(part[1], part[2])
+
+
+def replay_settings(
+    settings: Sequence[Setting], traces: Sequence[Trace], jobs: int
+) -> Iterator[tuple[Setting, dict[str, Tally]]]:
+    """Replay every setting, on `jobs` cores; yields them in order as they are done."""
+    if jobs == 1:
+        for setting in settings:
+            yield setting, replay_setting(setting, traces)
+        return
+    by_size = sorted(traces, key=lambda trace: -len(trace.token_ids))
+    slices = [part for part in (by_size[first::jobs] for first in range(jobs)) if part]
+    parts = [(number, setting, part) for number, setting in enumerate(settings) for part in slices]
+    with multiprocessing.get_context("spawn").Pool(jobs, _ignore_interrupts) as pool:
+        done = 0
+        tallies: dict[str, Tally] = {}
+        for number, more in pool.imap(_replay_part, parts):
+            for family, tally in more.items():
+                tallies.setdefault(family, Tally()).add(tally)
+            done += 1
+            if done % len(slices) == 0:
+                yield settings[number], tallies
+                tallies = {}
+
+
+def rows_of(setting: Setting, tallies: dict[str, Tally]) -> list[dict[str, Any]]:
+    """Return one row a family, `pooled` last."""
+    names = [*sorted(set(tallies) - {POOLED}), POOLED]
+    return [
+        {"method": setting.method, "family": name, "budget": setting.budget, **tallies[name].summary()}
+        for name in names
+    ]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Lay rows out for reading: a block a budget, a line a method, a column a family."""
+    families = list(dict.fromkeys(row["family"] for row in rows))
+    text = []
+    for budget in dict.fromkeys(row["budget"] for row in rows):
+        heads = "".join(f"{name[:12]:>13}" for name in families)
+        text.append(f"\nB = {budget}\n{'method':15}{heads}{'mean':>7}{'acc/node':>10}{'p50 us':>9}{'p99 us':>9}")
+        for method in dict.fromkeys(row["method"] for row in rows):
+            found = {row["family"]: row for row in rows if (row["method"], row["budget"]) == (method, budget)}
+            if found:
+                lengths = [found[name]["acceptance_length"] for name in families]
+                mean = sum(lengths[:-1]) / max(len(lengths) - 1, 1)
+                last = found[POOLED]
+                text.append(
+                    f"{method:15}{''.join(f'{length:13.2f}' for length in lengths)}{mean:7.2f}"
+                    f"{last['accepted_per_node']:10.3f}{last['draft_us_p50']:9.1f}{last['draft_us_p99']:9.1f}"
+                )
+    return "\n".join(text)
+
+
+def diagram(rows: Sequence[dict[str, Any]]) -> str:
+    """Lay the reliability diagram out for reading."""
+    text = [f"\npredicted and observed acceptance of nodes ({OURS}); * off by more than 0.05 + 2 standard errors"]
+    for row in rows:
+        text.append(
+            f"B={row['budget']:<4} p >= {row['from']:<6} {row['nodes']:>9} nodes  {row['predicted']:.4f} -> "
+            f"{row['observed']:.4f} +- {row['standard_error']:.4f}{' *' if row['off'] else ''}"
+        )
+    return "\n".join(text)
+
+
+def _budgets(text: str) -> list[int]:
+    budgets = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
+    if not all(0 <= budget <= MOST_NODES for budget in budgets):
+        raise GraftError(f"budget {text!r}: expected whole numbers from 0 to {MOST_NODES}, separated by commas")
+    return list(dict.fromkeys(budgets))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="longgraft.eval.replay", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("files", nargs="+", help="JSON lines: prompt, output, family, source")
     parser.add_argument("--tokenizer", required=True, help="folder or hub id")
     parser.add_argument("--budget", default="16,32,60", help="nodes a step, root not counted")
+    parser.add_argument("--methods", default=OURS, help=f"{OURS} and names of baselines, separated by commas")
+    parser.add_argument("--jobs", type=int, default=1, help="cores to use; more disturb the times")
     parser.add_argument("--threshold", type=float, default=MIN_PROBABILITY, help="least path probability")
     parser.add_argument("--hazards", help="hazard table (default: the packaged one)")
     parser.add_argument("--frozen", action="store_true", help="learn nothing while replaying")
     options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        parser.error("--jobs: expected 1 or more")
+    return options
+
+
+def _settings(options: argparse.Namespace, ranking: Ranking, vocab_size: int) -> list[Setting]:
+    methods = list(dict.fromkeys(name.strip() for name in options.methods.split(",")))
+    return [
+        Setting(method, budget, vocab_size, ranking, options.threshold)
+        for method in methods
+        for budget in _budgets(options.budget)
+    ]
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Replay what the command line asks for, print the tables, and return the figures."""
+    ranking = Ranking(load_priors(options.hazards), learns=not options.frozen)
+    for setting in _settings(options, ranking, 1):
+        open_drafter(setting).draft(1)  # a wrong name, package or threshold shows before anything is read
+    traces = read_traces(options.files, options.tokenizer)
+    settings = _settings(options, ranking, vocab_size_of(traces))
+    rows: list[dict[str, Any]] = []
+    reliability: list[dict[str, Any]] = []
+    for setting, tallies in replay_settings(settings, traces, options.jobs):
+        rows += rows_of(setting, tallies)
+        reliability += [{"budget": setting.budget, **row} for row in calibration(tallies[POOLED].bins)]
+        print(f"{setting.method}, {setting.budget} nodes: done", file=sys.stderr)
+    print(table(rows))
+    if reliability:
+        print(diagram(reliability))
+    return {
+        "traces": len(traces),
+        "prompt_tokens": sum(trace.prompt_len for trace in traces),
+        "output_tokens": sum(len(trace.token_ids) - trace.prompt_len for trace in traces),
+        "rows": rows,
+        "calibration": reliability,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line: 0, 2 (a mistake, in one sentence) or 130 (interrupted)."""
+    options = _options(arguments)
     try:
-        ranking = Ranking(load_priors(options.hazards), learns=not options.frozen)
-        traces = read_traces(options.files, options.tokenizer)
-        budgets = [int(budget) for budget in options.budget.split(",")]
-        results = [report(b, replay_all(traces, b, ranking, options.threshold)) for b in budgets]
+        result = run(options)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(json.dumps({"traces": len(traces), "budgets": results}))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    print(json.dumps(result))
     return 0
 
 
