@@ -1,8 +1,8 @@
 """Baselines that are other projects' own code, imported where installed: ArcticInference and transformers.
 
 Knows no rule of its own, only how to ask. A project that is missing is one sentence that says how to install it.
-`arctic-inference` (SuffixDecodingCache, github snowflakedb/ArcticInference; measured with 0.3.0) is built from source; its
-suffix decoding needs neither torch nor vLLM to run, and its build finds torch where pip is told not to isolate it.
+`arctic-inference` (SuffixDecodingCache, github snowflakedb/ArcticInference, 0.3.0) is built from source. Its suffix
+decoding needs neither torch nor vLLM to run; its build wants torch and finds ours where pip is told not to isolate it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import numpy.typing as npt
 from longgraft.config import GraftError
 from longgraft.eval.baseline_draft import EMPTY, Draft, chain
 
-INSTALL_ARCTIC = (
-    "pip install nanobind cmake ninja setuptools wheel && pip install --no-build-isolation --no-deps arctic-inference==0.3.0"
-)
+INSTALL_ARCTIC = "pip install 'longgraft[peers]' && pip install --no-build-isolation --no-deps arctic-inference==0.3.0"
 NO_LIMIT = 2**31 - 1
 
 
@@ -75,6 +73,13 @@ class Arctic:
             use_tree_spec=options.use_tree_spec,
         )
         return Draft(np.array(found.token_ids, np.int32), np.array(found.parents, np.int32))
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes that its own estimate says the tree of this text holds; None where a release has no estimate."""
+        trees = getattr(self.cache, "_local_trees", {})
+        estimate = getattr(trees.get(0), "estimate_memory", None)
+        return None if estimate is None else int(estimate())
 
 
 class TransformersLookup:

@@ -1,8 +1,9 @@
 """Baseline: SAM decoding, the longest suffix that occurred before and what followed its earliest occurrence.
 
-Knows no model. Source: "SAM Decoding: Speculative Decoding via Suffix Automaton" (arXiv 2411.10666, github hyx1999/SAM-Decoding): an
-automaton over the text with the earliest end of every state; a match of at least 5 tokens is copied on, anything shorter
-is left to another drafter (there: Token Recycling or EAGLE-2). Rule and defaults are theirs, the code is not.
+Knows no model. Source: "SAM Decoding: Speculative Decoding via Suffix Automaton" (arXiv 2411.10666, github
+hyx1999/SAM-Decoding): an automaton over the text with the earliest end of every state; a match of at least 5 tokens is
+copied on, anything shorter is left to another drafter (there: Token Recycling or EAGLE-2). Rule and defaults are
+theirs, the code is not.
 """
 
 from __future__ import annotations

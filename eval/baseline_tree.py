@@ -2,8 +2,8 @@
 
 Know no model. Rules and defaults are the papers'; the code is not. Sources:
 
-- Token Recycling (arXiv 2408.08696, github Luowaterbi/TokenRecycling): a row of 8 likely successors per token, filled from
-  the target's logits of every verified node, read through a fixed tree of ranks.
+- Token Recycling (arXiv 2408.08696, github Luowaterbi/TokenRecycling): a row of 8 likely successors per token, filled
+  from the target's logits of every verified node, read through a fixed tree of ranks.
 - REST (arXiv 2311.08252, github FasterDecoding/REST): the longest suffix of 16 to 2 tokens found in a datastore, up to
   5,000 matches x 10 tokens, the 64 most frequent prefixes of those continuations.
 """

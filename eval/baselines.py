@@ -14,8 +14,9 @@ from longgraft.eval.baseline_peers import Arctic, ArcticOptions, TransformersLoo
 from longgraft.eval.baseline_sam import Sam
 from longgraft.eval.baseline_tree import Recycling, Rest
 
-# Names without an addition have the projects' defaults. pldB: as many tokens as the budget. vllm: the range of n that its
-# documentation shows. arctic-path-f4, -tree-f4: copies up to 4 x the match; arctic-max: no limit but the budget.
+# Names without an addition have the projects' defaults. pldB: as many tokens as the budget. vllm: n from 4 (its
+# documentation's example) down to 1; -2-8: from 8 to 2. arctic-path-f4, -tree-f4: up to 4 x the match is copied;
+# arctic-max: no limit but the budget. sam: with Token Recycling below 5 tokens; sam1, sam5: alone, from 1 or 5 tokens.
 BASELINES: dict[str, Callable[[], Drafter]] = {
     "arctic": Arctic,
     "arctic-tree": lambda: Arctic(ArcticOptions(use_tree_spec=True)),

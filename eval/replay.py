@@ -3,7 +3,8 @@
 Needs no model, only a tokenizer. At each step the drafter knows all tokens so far and drafts a tree; the longest
 path that equals the true continuation is accepted and one bonus token is added. Acceptance length = output tokens /
 steps over all steps (bonus included, root not counted). Drafting time of a step = `extend` by the tokens of the step
-before + `draft`; reading the prompt is not in it. Every request starts from nothing. Baselines: `baselines.py`.
+before + `draft`; reading the prompt is not in it. It is time of the thread's processor, which other programs on the
+machine disturb less than the clock on the wall. Every request starts from nothing. Baselines: `baselines.py`.
 
     python -m longgraft.eval.replay FILES... --tokenizer M --budget 16,32,60 --methods longgraft,arctic,pld,sam
 """
@@ -27,6 +28,7 @@ import numpy.typing as npt
 from longgraft.config import GraftError
 from longgraft.eval.baseline_draft import Drafter
 from longgraft.eval.baselines import open_baseline
+from longgraft.eval.replay_table import diagram, rows_of, table
 from longgraft.eval.tally import Tally, accepted_path, calibration
 from longgraft.eval.traces import POOLED, Trace, read_traces
 from longgraft.index.context_index import ContextIndex
@@ -91,11 +93,11 @@ def replay(drafter: Drafter, trace: Trace, budget: int) -> Tally:
     truth = trace.token_ids.tolist()
     committed = trace.token_ids[:0]
     while place < end:
-        began = time.perf_counter()
+        began = time.thread_time()
         if len(committed):
             drafter.extend(committed)
         found = drafter.draft(budget) if budget else None
-        tally.seconds.append(time.perf_counter() - began)
+        tally.seconds.append(time.thread_time() - began)
         path = [] if found is None else accepted_path(found, truth[place : place + budget])
         if found is not None:
             tally.nodes += len(found.token_ids)
@@ -144,8 +146,8 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
 
 
-def _replay_part(part: tuple[int, Setting, Sequence[Trace]]) -> tuple[int, dict[str, Tally]]:
-    return part[0], replay_setting(part[1], part[2])
+def _replay_part(part: tuple[Setting, Sequence[Trace]]) -> dict[str, Tally]:
+    return replay_setting(*part)
 
 
 def replay_settings(
@@ -158,57 +160,15 @@ def replay_settings(
         return
     by_size = sorted(traces, key=lambda trace: -len(trace.token_ids))
     slices = [part for part in (by_size[first::jobs] for first in range(jobs)) if part]
-    parts = [(number, setting, part) for number, setting in enumerate(settings) for part in slices]
+    parts = [(setting, part) for setting in settings for part in slices]
     with multiprocessing.get_context("spawn").Pool(jobs, _ignore_interrupts) as pool:
-        done = 0
-        tallies: dict[str, Tally] = {}
-        for number, more in pool.imap(_replay_part, parts):
-            for family, tally in more.items():
-                tallies.setdefault(family, Tally()).add(tally)
-            done += 1
-            if done % len(slices) == 0:
-                yield settings[number], tallies
-                tallies = {}
-
-
-def rows_of(setting: Setting, tallies: dict[str, Tally]) -> list[dict[str, Any]]:
-    """Return one row a family, `pooled` last."""
-    names = [*sorted(set(tallies) - {POOLED}), POOLED]
-    return [
-        {"method": setting.method, "family": name, "budget": setting.budget, **tallies[name].summary()}
-        for name in names
-    ]
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Lay rows out for reading: a block a budget, a line a method, a column a family."""
-    families = list(dict.fromkeys(row["family"] for row in rows))
-    text = []
-    for budget in dict.fromkeys(row["budget"] for row in rows):
-        heads = "".join(f"{name[:12]:>13}" for name in families)
-        text.append(f"\nB = {budget}\n{'method':15}{heads}{'mean':>7}{'acc/node':>10}{'p50 us':>9}{'p99 us':>9}")
-        for method in dict.fromkeys(row["method"] for row in rows):
-            found = {row["family"]: row for row in rows if (row["method"], row["budget"]) == (method, budget)}
-            if found:
-                lengths = [found[name]["acceptance_length"] for name in families]
-                mean = sum(lengths[:-1]) / max(len(lengths) - 1, 1)
-                last = found[POOLED]
-                text.append(
-                    f"{method:15}{''.join(f'{length:13.2f}' for length in lengths)}{mean:7.2f}"
-                    f"{last['accepted_per_node']:10.3f}{last['draft_us_p50']:9.1f}{last['draft_us_p99']:9.1f}"
-                )
-    return "\n".join(text)
-
-
-def diagram(rows: Sequence[dict[str, Any]]) -> str:
-    """Lay the reliability diagram out for reading."""
-    text = [f"\npredicted and observed acceptance of nodes ({OURS}); * off by more than 0.05 + 2 standard errors"]
-    for row in rows:
-        text.append(
-            f"B={row['budget']:<4} p >= {row['from']:<6} {row['nodes']:>9} nodes  {row['predicted']:.4f} -> "
-            f"{row['observed']:.4f} +- {row['standard_error']:.4f}{' *' if row['off'] else ''}"
-        )
-    return "\n".join(text)
+        results = pool.imap(_replay_part, parts)
+        for setting in settings:
+            tallies: dict[str, Tally] = {}
+            for _ in slices:
+                for family, tally in next(results).items():
+                    tallies.setdefault(family, Tally()).add(tally)
+            yield setting, tallies
 
 
 def _budgets(text: str) -> list[int]:
@@ -253,7 +213,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     reliability: list[dict[str, Any]] = []
     for setting, tallies in replay_settings(settings, traces, options.jobs):
-        rows += rows_of(setting, tallies)
+        rows += rows_of(setting.method, setting.budget, tallies)
         reliability += [{"budget": setting.budget, **row} for row in calibration(tallies[POOLED].bins)]
         print(f"{setting.method}, {setting.budget} nodes: done", file=sys.stderr)
     print(table(rows))

@@ -18,7 +18,8 @@ LAYERS = [
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 STAGES = LAYERS[4] - {"draft"}
 OWNERS = {
-    "pysuffixarray": {"index/reference.py"},
+    "pysuffixarray": {"index/reference.py", "eval/bench_index.py"},
+    "arctic_inference": {"eval/baseline_peers.py"},
     "faiss": {"index/dense_store.py"},
     "triton": {"kernels/triton.py"},
     "flash_attn": {"kernels/flash.py"},

@@ -10,10 +10,12 @@ import pytest
 
 from longgraft.config import GraftError
 from longgraft.eval import calibrate
-from longgraft.eval.replay import Tally, Trace, accepted_path, calibration, main, replay, replay_all
+from longgraft.eval.baselines import BASELINES
+from longgraft.eval.replay import IndexDrafter, Setting, main, replay, replay_all, replay_setting, replay_settings
+from longgraft.eval.tally import Tally, calibration
+from longgraft.eval.traces import Trace
 from longgraft.index import rank
 from longgraft.index.context_index import ContextIndex
-from longgraft.tree import Continuation
 
 
 def edited_copies(count: int, seed: int = 0) -> list[Trace]:
@@ -28,30 +30,10 @@ def edited_copies(count: int, seed: int = 0) -> list[Trace]:
     return traces
 
 
-def tree(tokens: list[int], parents: list[int]) -> Continuation:
-    n = len(tokens)
-    return Continuation(
-        np.array(tokens, np.int32),
-        np.array(parents, np.int32),
-        np.zeros(n, np.float32),
-        np.ones(n, np.int8),
-        np.full((n, 2), -1, np.int32),
-        np.zeros(n, np.int32),
-    )
-
-
-def test_accepted_path_follows_the_truth() -> None:
-    found = tree([5, 6, 7, 8, 7], [-1, -1, 0, 1, 1])
-    assert accepted_path(found, [6, 7, 9]) == [1, 4]
-    assert accepted_path(found, [5, 7]) == [0, 2]
-    assert accepted_path(found, [9]) == []
-    assert accepted_path(found, []) == []
-
-
 def test_replay_counts_by_hand() -> None:
     """Output 1 2 3 4: the first token is a bonus, 2 3 4 come as one accepted path."""
     trace = Trace("f", "g", np.array([1, 2, 3, 4, 9, 1, 2, 3, 4], np.int32), 5)
-    tally = replay(ContextIndex(10, threshold=0.1), trace, 8)
+    tally = replay(IndexDrafter(ContextIndex(10, threshold=0.1)), trace, 8)
     assert (tally.steps, tally.tokens, tally.accepted) == (2, 4, 3)
     assert tally.nodes >= 3
     assert len(tally.seconds) == 2
@@ -132,10 +114,25 @@ def test_command_line_ends_with_json(
     table = tmp_path / "hazards.json"
     assert calibrate.main(["x", "--tokenizer", "t", "--out", str(table)]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["traces"] == 4
-    assert main(["x", "--tokenizer", "t", "--budget", "4,8", "--hazards", str(table)]) == 0
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [result["budget"] for result in last["budgets"]] == [4, 8]
-    assert last["budgets"][1]["families"]["pooled"]["acceptance_length"] > 3
+    assert (
+        main(["x", "--tokenizer", "t", "--budget", "4,8", "--methods", "longgraft,pld", "--hazards", str(table)]) == 0
+    )
+    shown = capsys.readouterr().out.splitlines()
+    last = json.loads(shown[-1])
+    keys = {"method", "family", "budget", "acceptance_length", "accepted_per_node", "draft_us_p50", "draft_us_p99"}
+    assert all(keys <= set(row) for row in last["rows"])
+    found = {(row["method"], row["family"], row["budget"]): row["acceptance_length"] for row in last["rows"]}
+    assert set(found) == {
+        (method, family, budget)
+        for method in ("longgraft", "pld")
+        for family in ("family 0", "family 1", "pooled")
+        for budget in (4, 8)
+    }
+    assert found["longgraft", "pooled", 8] > found["pld", "pooled", 8] > 2
+    assert {row["budget"] for row in last["calibration"]} == {4, 8}
+    assert {"nodes", "predicted", "observed", "standard_error", "off"} <= set(last["calibration"][0])
+    assert (last["traces"], last["output_tokens"]) == (4, 600)
+    assert any(line.startswith("longgraft ") for line in shown)
 
 
 def test_uniform_traces_are_refused_or_fitted() -> None:
@@ -143,3 +140,72 @@ def test_uniform_traces_are_refused_or_fitted() -> None:
     trials[0] = 1.0
     with pytest.raises(GraftError, match="converge"):
         calibrate.fit_log_odds(np.full((1, 2), np.nan), trials[:1], trials[:1])
+
+
+def setting(method: str, budget: int) -> Setting:
+    return Setting(method, budget, 61, rank.Ranking())
+
+
+@pytest.mark.parametrize("method", [name for name in ("longgraft", *BASELINES) if not name.startswith("arctic")])
+def test_every_method_replays(method: str) -> None:
+    traces = edited_copies(2)
+    tally = replay_setting(setting(method, 16), traces)["pooled"]
+    assert tally.tokens == 300 and 20 <= tally.steps <= 300
+    assert 300 <= tally.steps + tally.accepted <= 300 + len(traces)  # an output's last step may have no bonus token
+    assert len(tally.seconds) == tally.steps
+    assert tally.nodes <= 16 * tally.steps
+
+
+def test_no_budget_is_plain_decoding() -> None:
+    for method in ("longgraft", "pld", "rest"):
+        tally = replay_setting(setting(method, 0), edited_copies(1))["pooled"]
+        assert (tally.steps, tally.tokens, tally.nodes, tally.accepted) == (150, 150, 0, 0)
+
+
+def test_an_empty_prompt_and_one_token() -> None:
+    trace = Trace("f", "g", np.array([5], np.int32), 0)
+    for method in ("longgraft", *(name for name in BASELINES if not name.startswith("arctic"))):
+        tally = replay_setting(setting(method, 4), [trace])["pooled"]
+        assert (tally.steps, tally.tokens, tally.accepted) == (1, 1, 0)
+
+
+def test_jobs_count_the_same() -> None:
+    """In other interpreters, which import this package alone."""
+    traces = edited_copies(5)
+    settings = [setting("longgraft", 8), setting("sam", 8)]
+    alone = list(replay_settings(settings, traces, 1))
+    shared = list(replay_settings(settings, traces, 2))
+    assert [found for found, _ in shared] == settings
+    for (_, ours), (_, theirs) in zip(alone, shared):
+        for family in ours:
+            assert ours[family].summary()["acceptance_length"] == theirs[family].summary()["acceptance_length"]
+            assert ours[family].nodes == theirs[family].nodes
+            np.testing.assert_allclose(ours[family].bins, theirs[family].bins)
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--methods", "best"], "method 'best' is unknown: expected one of longgraft, arctic"),
+        (["--methods", ""], "method '' is unknown"),
+        (["--budget", "16,x"], "budget '16,x': expected whole numbers from 0 to 4096"),
+        (["--budget", "-1"], "expected whole numbers"),
+        (["--budget", "99999999999"], "expected whole numbers from 0 to 4096"),
+        (["--budget", ""], "expected whole numbers"),
+        (["--threshold", "2"], "threshold is 2.0"),
+        ([], "none.jsonl: No such file"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["none.jsonl", "--tokenizer", "none", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert says in shown.err and len(shown.err.splitlines()) == 1 and not shown.out
+
+
+def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("longgraft.eval.replay.read_traces", interrupt)
+    assert main(["x", "--tokenizer", "t"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
