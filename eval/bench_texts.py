@@ -41,7 +41,7 @@ def library_files() -> tuple[Path, ...]:
     other = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
     folders = [path for path in sorted(root.iterdir()) if path.is_dir() and path.name not in other]
     inside = (path for folder in folders for path in sorted(folder.rglob("*.py")))
-    return (*sorted(root.glob("*.py")), *(path for path in inside if not other & set(path.parts)))
+    return (*sorted(root.glob("*.py")), *(path for path in inside if not other & set(path.relative_to(root).parts)))
 
 
 def library_code() -> Iterator[str]:
