@@ -72,7 +72,7 @@ class Arctic:
             min_token_prob=options.min_token_prob,
             use_tree_spec=options.use_tree_spec,
         )
-        return Draft(np.array(found.token_ids, np.int32), np.array(found.parents, np.int32))
+        return Draft(found.token_ids, found.parents)
 
     @property
     def memory_bytes(self) -> int | None:

@@ -85,7 +85,7 @@ class Recycling:
                     placed[node] = len(token_ids)
                     token_ids.append(row[rank])
                     parents.append(at)
-        return Draft(np.array(token_ids, np.int32), np.array(parents, np.int32))
+        return Draft(token_ids, parents)
 
 
 class Rest:
@@ -165,5 +165,4 @@ class Rest:
         # A parent is at least as frequent as its children and was met first, so a stable order puts it before them.
         kept = sorted(range(len(nodes)), key=lambda node: -counts[node])[: min(budget, MAX_NODES)]
         place = {-1: -1} | {node: i for i, node in enumerate(kept)}
-        token_ids = np.array([nodes[node][1] for node in kept], np.int32)
-        return Draft(token_ids, np.array([place[nodes[node][0]] for node in kept], np.int32))
+        return Draft([nodes[node][1] for node in kept], [place[nodes[node][0]] for node in kept])

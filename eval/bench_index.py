@@ -3,8 +3,9 @@
 Knows the faces of the indices, not their insides. Per text and size: build (tokens/s, best of a few), bytes per token,
 then a step from Python as a round takes it: extend by one token and draft a 32-node tree (p50, p99 in us). Times are of
 the thread's processor (all indices here run on one thread), so that other programs disturb them less.
-longgraft: without and with learning from each token. Baselines in the same run: arctic-inference (tree mode) where it
-is installed, the dict of n-grams behind prompt lookup (pld), and pysuffixarray's suffix array, built up to 32K tokens.
+longgraft: without and with learning from each token. Baselines in the same run: arctic-inference where it is installed
+(tree mode, with its limits and without), the dict of n-grams behind prompt lookup (pld), and pysuffixarray's suffix
+array, built up to 32K tokens.
 
     python -m longgraft.eval.bench_index [TRACES...] [--tokenizer M] [--sizes 1024,32768,131072,1048576]
 """
@@ -19,6 +20,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from longgraft.index.suffix_automaton import SuffixAutomaton, native_class
 
 IntArray = npt.NDArray[np.int32]
 SIZES = "1024,32768,131072,1048576"
-BASELINES = ("arctic-tree", "pld")
+BASELINES = ("arctic-tree", "arctic-max", "pld")
 SUFFIX_ARRAY = "pysuffixarray"
 SUFFIX_ARRAY_SIZE = 32768  # pure Python: minutes above
 BEST_OF = ((1 << 15, 5), (1 << 17, 3))  # builds up to a size; one above
@@ -65,20 +67,27 @@ class FrozenDrafter(IndexDrafter):
         self.index.extend(token_ids, learn=False)
 
 
-def openers(vocab_size: int) -> dict[str, Callable[[], Drafter]]:
-    """Return how to open each index that can be opened here; says on stderr which cannot."""
+def openers(vocab_size: int, baselines: Sequence[str]) -> dict[str, Callable[[], Drafter]]:
+    """Return how to open each index that is measured."""
     setting = Setting("longgraft", 0, vocab_size, Ranking())
-    found: dict[str, Callable[[], Drafter]] = {
+    return {
         "longgraft": lambda: FrozenDrafter(open_index(setting)),
         "longgraft, learning": lambda: IndexDrafter(open_index(setting)),
+        **{name: partial(open_baseline, name) for name in baselines},
     }
+
+
+def installed() -> list[str]:
+    """Return the baselines that can be opened here; says once which cannot."""
+    found, missing = [], {}
     for name in BASELINES:
         try:
             open_baseline(name)
+            found.append(name)
         except GraftError as error:
-            print(f"left out: {error}", file=sys.stderr)
-            continue
-        found[name] = lambda name=name: open_baseline(name)  # type: ignore[misc]
+            missing[str(error)] = True
+    for reason in missing:
+        print(f"left out: {reason}", file=sys.stderr)
     return found
 
 
@@ -135,11 +144,11 @@ def time_suffix_array(tokens: IntArray) -> float | None:
     return time.thread_time() - began
 
 
-def measure(kind: str, tokens: IntArray, steps: int, budget: int) -> list[Line]:
+def measure(kind: str, tokens: IntArray, steps: int, budget: int, baselines: Sequence[str]) -> list[Line]:
     """Measure every index on all of `tokens` but the last `steps`, which are then taken one by one."""
     head, tail = tokens[: len(tokens) - steps], tokens[len(tokens) - steps :]
     lines = []
-    for method, open_it in openers(int(tokens.max()) + 1).items():
+    for method, open_it in openers(int(tokens.max()) + 1, baselines).items():
         drafter, seconds = time_build(open_it, head)
         own = isinstance(drafter, IndexDrafter | Arctic)
         held = bytes_held(drafter, head) if own else None
@@ -205,6 +214,7 @@ def run(options: argparse.Namespace) -> list[Line]:
     encode = open_tokenizer(options.tokenizer) if options.tokenizer else bytes_of
     sizes = sorted({int(size) for size in options.sizes.split(",")})
     lines: list[Line] = []
+    baselines = installed()
     print(table([]), flush=True)
     for kind in dict.fromkeys(name.strip() for name in options.texts.split(",")):
         tokens = text_of(kind, sizes[-1] + options.steps, encode, options.files)
@@ -212,7 +222,7 @@ def run(options: argparse.Namespace) -> list[Line]:
             if len(tokens) < size + options.steps:
                 print(f"{kind}: {len(tokens)} tokens of it, {size} left out", file=sys.stderr)
                 continue
-            more = measure(kind, tokens[: size + options.steps], options.steps, options.budget)
+            more = measure(kind, tokens[: size + options.steps], options.steps, options.budget, baselines)
             print("\n".join(table(more).split("\n")[1:]), flush=True)
             lines += more
     return lines

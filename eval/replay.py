@@ -15,6 +15,7 @@ import argparse
 import gc
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longgraft.config import GraftError
-from longgraft.eval.baseline_draft import Drafter
+from longgraft.eval.baseline_draft import Drafter, lists_of
 from longgraft.eval.baselines import open_baseline
 from longgraft.eval.replay_table import diagram, rows_of, table
 from longgraft.eval.tally import Tally, accepted_path, calibration
@@ -36,7 +37,6 @@ from longgraft.index.rank import Ranking, load_priors
 from longgraft.index.suffix_automaton import MIN_PROBABILITY
 from longgraft.tree import Continuation
 
-__all__ = ["Tally", "Trace", "accepted_path", "calibration", "main", "read_traces", "replay", "replay_all"]
 OURS = "longgraft"
 MOST_NODES = 4096  # far above any forward that pays; keeps a mistyped budget from reserving all memory
 
@@ -98,11 +98,11 @@ def replay(drafter: Drafter, trace: Trace, budget: int) -> Tally:
             drafter.extend(committed)
         found = drafter.draft(budget) if budget else None
         tally.seconds.append(time.thread_time() - began)
-        path = [] if found is None else accepted_path(found, truth[place : place + budget])
-        if found is not None:
-            tally.nodes += len(found.token_ids)
-            if isinstance(found, Continuation):
-                tally.count_bins(found.scores, path)
+        token_ids, parents = lists_of(found)
+        path = accepted_path(token_ids, parents, truth[place : place + budget])
+        tally.nodes += len(token_ids)
+        if isinstance(found, Continuation):
+            tally.count_bins(found.scores, path)
         advance = min(len(path) + 1, end - place)
         committed = trace.token_ids[place : place + advance]
         tally.steps += 1
@@ -153,13 +153,14 @@ def _replay_part(part: tuple[Setting, Sequence[Trace]]) -> dict[str, Tally]:
 def replay_settings(
     settings: Sequence[Setting], traces: Sequence[Trace], jobs: int
 ) -> Iterator[tuple[Setting, dict[str, Tally]]]:
-    """Replay every setting, on `jobs` cores; yields them in order as they are done."""
-    if jobs == 1:
+    """Replay every setting, on `jobs` cores at most; yields them in order as they are done."""
+    jobs = min(jobs, os.cpu_count() or 1, len(traces))
+    if jobs <= 1:
         for setting in settings:
             yield setting, replay_setting(setting, traces)
         return
     by_size = sorted(traces, key=lambda trace: -len(trace.token_ids))
-    slices = [part for part in (by_size[first::jobs] for first in range(jobs)) if part]
+    slices = [by_size[first::jobs] for first in range(jobs)]
     parts = [(setting, part) for setting in settings for part in slices]
     with multiprocessing.get_context("spawn").Pool(jobs, _ignore_interrupts) as pool:
         results = pool.imap(_replay_part, parts)

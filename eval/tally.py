@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +17,6 @@ import numpy.typing as npt
 PROBABILITY_EDGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 JUDGED_NODES = 1000
 LARGEST_GAP = 0.05
-
-
-class Proposal(Protocol):
-    """A drafted tree: tokens and parents (-1: hangs from the context, else an earlier node). [n] each"""
-
-    @property
-    def token_ids(self) -> npt.NDArray[np.int32]:
-        """Tokens, parents first."""
-
-    @property
-    def parents(self) -> npt.NDArray[np.int32]:
-        """Their parents."""
 
 
 @dataclass
@@ -76,11 +64,11 @@ class Tally:
             self.bins[:, column] += np.bincount(which, weights, len(self.bins))
 
 
-def accepted_path(found: Proposal, truth: Sequence[int]) -> list[int]:
-    """Return the nodes along which the tree agrees with what really came."""
+def accepted_path(token_ids: Sequence[int], parents: Sequence[int], truth: Sequence[int]) -> list[int]:
+    """Return the nodes along which a tree agrees with what really came; parents: -1 = hangs from the context."""
     path: list[int] = []
     at, wanted = -1, truth[0] if truth else None
-    for node, (token, parent) in enumerate(zip(found.token_ids.tolist(), found.parents.tolist())):
+    for node, (token, parent) in enumerate(zip(token_ids, parents)):
         if parent == at and token == wanted:
             path.append(node)
             at, wanted = node, truth[len(path)] if len(path) < len(truth) else None

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from longgraft.eval.baseline_draft import Drafter, IntArray
+from longgraft.eval.baseline_draft import Drafter, IntArray, lists_of
 from tests.index.texts import noisy_copy
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
@@ -28,8 +28,7 @@ def drafted(drafter: Drafter, tokens: list[int], budget: int, pieces: int = 1) -
     drafter.extend(ids(tokens[:cut]))
     for token in tokens[cut:]:
         drafter.extend(ids([token]))
-    found = drafter.draft(budget)
-    return ([], []) if found is None else (found.token_ids.tolist(), found.parents.tolist())
+    return lists_of(drafter.draft(budget))
 
 
 def assert_tree(token_ids: list[int], parents: list[int], budget: int) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from longgraft.eval.baseline_draft import EMPTY, Draft, chain
+from longgraft.eval.baseline_draft import chain, lists_of
 from longgraft.eval.tally import PROBABILITY_EDGES, Tally, accepted_path, calibration
-from tests.eval.drafting import ids
 
 
 def test_accepted_path_follows_the_truth() -> None:
-    found = Draft(ids([5, 6, 7, 8, 7]), ids([-1, -1, 0, 1, 1]))
-    assert accepted_path(found, [6, 7, 9]) == [1, 4]
-    assert accepted_path(found, [5, 7]) == [0, 2]
-    assert accepted_path(found, [9]) == []
-    assert accepted_path(found, []) == []
-    assert accepted_path(chain([1, 2, 3]), [1, 2, 3]) == [0, 1, 2]
-    assert accepted_path(EMPTY, [1]) == []
+    tree = ([5, 6, 7, 8, 7], [-1, -1, 0, 1, 1])
+    assert accepted_path(*tree, [6, 7, 9]) == [1, 4]
+    assert accepted_path(*tree, [5, 7]) == [0, 2]
+    assert accepted_path(*tree, [9]) == []
+    assert accepted_path(*tree, []) == []
+    assert accepted_path(*lists_of(chain([1, 2, 3])), [1, 2, 3]) == [0, 1, 2]
+    assert accepted_path(*lists_of(None), [1]) == []
+    assert len(chain([7] * 5000).parents) == 5000
 
 
 def test_tallies_add_up() -> None:
