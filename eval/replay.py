@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from longgraft.config import GraftError
 from longgraft.eval.baseline_draft import Drafter, lists_of
-from longgraft.eval.baselines import open_baseline
+from longgraft.eval.baselines import BASELINES, open_baseline
 from longgraft.eval.replay_table import diagram, rows_of, table
 from longgraft.eval.tally import Tally, accepted_path, calibration
 from longgraft.eval.traces import POOLED, Trace, read_traces
@@ -99,6 +99,8 @@ def replay(drafter: Drafter, trace: Trace, budget: int) -> Tally:
         found = drafter.draft(budget) if budget else None
         tally.seconds.append(time.thread_time() - began)
         token_ids, parents = lists_of(found)
+        if len(token_ids) > budget:
+            raise GraftError(f"{type(drafter).__name__} drafted {len(token_ids)} nodes: expected {budget} at most")
         path = accepted_path(token_ids, parents, truth[place : place + budget])
         tally.nodes += len(token_ids)
         if isinstance(found, Continuation):
@@ -184,7 +186,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("files", nargs="+", help="JSON lines: prompt, output, family, source")
     parser.add_argument("--tokenizer", required=True, help="folder or hub id")
     parser.add_argument("--budget", default="16,32,60", help="nodes a step, root not counted")
-    parser.add_argument("--methods", default=OURS, help=f"{OURS} and names of baselines, separated by commas")
+    parser.add_argument("--methods", default=OURS, help=f"of {OURS}, {', '.join(BASELINES)}")
     parser.add_argument("--jobs", type=int, default=1, help="cores to use; more disturb the times")
     parser.add_argument("--threshold", type=float, default=MIN_PROBABILITY, help="least path probability")
     parser.add_argument("--hazards", help="hazard table (default: the packaged one)")

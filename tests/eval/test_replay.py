@@ -10,6 +10,8 @@ import pytest
 
 from longgraft.config import GraftError
 from longgraft.eval import calibrate
+from longgraft.eval.baseline_draft import Draft
+from longgraft.eval.baseline_lookup import NgramLookup
 from longgraft.eval.baselines import BASELINES
 from longgraft.eval.replay import IndexDrafter, Setting, main, replay, replay_all, replay_setting, replay_settings
 from longgraft.eval.tally import Tally, calibration
@@ -154,6 +156,16 @@ def test_every_method_replays(method: str) -> None:
     assert 300 <= tally.steps + tally.accepted <= 300 + len(traces)  # an output's last step may have no bonus token
     assert len(tally.seconds) == tally.steps
     assert tally.nodes <= 16 * tally.steps
+
+
+def test_more_nodes_than_the_budget_are_refused() -> None:
+    class Greedy(NgramLookup):
+        def draft(self, budget: int) -> Draft:
+            return super().draft(budget + 1)
+
+    (trace,) = edited_copies(1)
+    with pytest.raises(GraftError, match="Greedy drafted 9 nodes: expected 8 at most"):
+        replay(Greedy(1, 2), trace, 8)
 
 
 def test_no_budget_is_plain_decoding() -> None:
