@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longgraft.config import GraftError
-from longgraft.eval.traces import Encode
+from longgraft.eval.traces import Encode, lines_of
 
 IntArray = npt.NDArray[np.int32]
 FAMILIES = {
@@ -87,15 +87,14 @@ LIBRARY: dict[str, Callable[[], Iterator[str]]] = {"code": library_code, "prose"
 def trace_texts(paths: Iterable[str], kind: str) -> Iterator[str]:
     """Yield prompts and outputs of a kind from trace files; `GraftError` for what is no trace."""
     for path in paths:
-        try:
-            lines = Path(path).read_text("utf-8").split("\n")
-            for record in (json.loads(line) for line in lines if line.strip()):
-                if record.get("family") in FAMILIES[kind]:
-                    yield record["prompt"] + record["output"]
-        except OSError as error:
-            raise GraftError(f"trace file {path}: {error.strerror or error}") from None
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise GraftError(f"trace file {path}: expected JSON lines with prompt and output ({error})") from None
+        for number, line in lines_of(path):
+            try:
+                record = json.loads(line)
+                text = record["prompt"] + record["output"] if record.get("family") in FAMILIES[kind] else ""
+            except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+                raise GraftError(f"trace file {path}, line {number}: not a trace ({error!r})") from None
+            if text:
+                yield text
 
 
 def fibonacci(size: int) -> IntArray:

@@ -50,8 +50,11 @@ def open_tokenizer(name: str) -> Encode:
     return encode
 
 
-def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """Number the lines that are not blank; only a line feed ends a line (text may hold U+2028 and its like)."""
+def lines_of(path: str) -> Iterator[tuple[int, str]]:
+    """Number the lines of a trace file that are not blank; raises `GraftError` for what is no UTF-8 file.
+
+    Only a line feed ends a line: text may hold U+2028 and its like.
+    """
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -90,7 +93,7 @@ def read_traces(paths: Iterable[str], tokenizer: str | Encode) -> list[Trace]:
 
     Records with an empty output are left out. `tokenizer`: folder, hub id, or a function from text to ids.
     """
-    lines = [(path, list(_lines(path))) for path in paths]
+    lines = [(path, list(lines_of(path))) for path in paths]
     if not any(numbered for _, numbered in lines):
         raise GraftError("no traces: the files are empty")
     encode = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer

@@ -42,7 +42,7 @@ def test_traces_come_first(tmp_path: Path) -> None:
     assert text_of("code", 3, bytes_of, [str(file)]).tolist() == list(b"abc")
     assert text_of("chat", 5, bytes_of, [str(file)]).tolist() == list(b"abc<|")
     file.write_text('{"family": "agent"}')
-    with pytest.raises(GraftError, match="expected JSON lines with prompt and output"):
+    with pytest.raises(GraftError, match=r"line 1: not a trace \(KeyError\('prompt'\)\)"):
         text_of("chat", 3, bytes_of, [str(file)])
     with pytest.raises(GraftError, match="No such file"):
         text_of("chat", 3, bytes_of, [str(tmp_path / "none")])
