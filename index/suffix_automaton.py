@@ -6,7 +6,6 @@ serves in its place, and says so once.
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,13 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from longgraft.config import GraftError
-from longgraft.index.rank import Ranking
+from longgraft.index.native import native_module
+from longgraft.index.rank import NUM_CELLS, Ranking
+from longgraft.index.snapshot import Snapshot, pack, unpack
 from longgraft.index.twin import PythonIndex
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 NO_PATH = np.zeros(0, np.int32)
 NO_LIMIT = 2**31 - 1  # vocabulary size where none is known
+MAX_TOKENS = 2**29  # as in the header: two edges for each still fit a table numbered by int32
 # Nodes less likely than this do not pay for a row of any forward.
 MIN_PROBABILITY = 0.002
 
@@ -52,30 +54,19 @@ class Options(NamedTuple):
 
 
 @cache
-def native_class() -> Any:
-    """Return the native index class, or None, having said so, where it was not built."""
-    try:
-        from longgraft.index._native import Index
-    except ImportError:
-        warnings.warn(
-            "longgraft was installed without its native index (no C++ compiler): drafting from the context "
-            "works but is some 50 times slower. Install a compiler and reinstall longgraft.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return None
-    return Index
-
-
-@cache
 def default_ranking() -> Ranking:
     """Return the packaged hazards, read once."""
     return Ranking()
 
 
-def as_token_ids(token_ids: npt.ArrayLike) -> IntArray:
-    """Return ids as a contiguous int32 array [n]; raises `GraftError` for anything but a row of integers."""
-    array = np.asarray(token_ids)
+def as_token_ids(token_ids: npt.ArrayLike, room: int = MAX_TOKENS) -> IntArray:
+    """Return ids as a contiguous int32 array [n]; raises `GraftError` for anything but a row of <= `room` integers."""
+    try:
+        array = np.asarray(token_ids)
+    except ValueError as error:
+        raise GraftError(f"token ids do not form an array ({error}): expected one row of integers") from None
+    if array.size > room:
+        raise GraftError(f"{array.size} token ids: expected at most {room}, the room left of {MAX_TOKENS}")
     if array.dtype != np.int32:
         if array.size == 0:
             return NO_PATH
@@ -101,7 +92,8 @@ class SuffixAutomaton:
     ) -> None:
         self.vocab_size = vocab_size
         self.ranking = ranking or default_ranking()
-        index = native_class() if native is not False else None
+        module = native_module() if native is not False else None
+        index = module.Index if module else None
         if native and index is None:
             raise GraftError("the native index was not built: install a C++ compiler and reinstall longgraft")
         self.is_native = index is not None
@@ -115,8 +107,11 @@ class SuffixAutomaton:
 
         `learn`: before each token, score what was listed for its place against it (its cells' hazards move).
         """
-        ids = as_token_ids(token_ids)
-        wrong = self._index.extend(ids, learn and self.ranking.learns, successors, self.vocab_size)
+        ids = as_token_ids(token_ids, MAX_TOKENS - len(self))
+        try:
+            wrong = self._index.extend(ids, learn and self.ranking.learns, successors, self.vocab_size)
+        except MemoryError:
+            raise GraftError(f"no memory for {len(ids)} more tokens: the index was emptied") from None
         if wrong >= 0:
             raise GraftError(
                 f"token id {ids[wrong]} at place {wrong}: expected 0 to {self.vocab_size - 1}, or -1 between documents"
@@ -156,11 +151,41 @@ class SuffixAutomaton:
             raise GraftError(f"path holds token ids {ids.min()} to {ids.max()}: expected 0 to {self.vocab_size - 1}")
         return ids
 
+    def mark(self) -> None:
+        """Make `truncate` to here or later quick, at the price of a copy of the automaton (see `memory_bytes`).
+
+        Two marks are kept, the earliest and the latest: the end of the prompt, say, and of the last turn.
+        """
+        try:
+            self._index.mark()
+        except MemoryError:
+            raise GraftError(f"no memory for a mark at {len(self)} tokens: truncate will build anew") from None
+
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens, O(length): everything is built anew. What was learnt stays."""
+        """Keep the first `length` tokens; what was learnt stays. O(length), after a mark O(length - mark) appends.
+
+        The nearest mark is copied back and what follows it appended; without one everything is built anew.
+        """
         if not 0 <= length <= len(self):
             raise GraftError(f"truncate to {length} tokens: the index holds {len(self)}")
-        self._index.truncate(length)
+        try:
+            self._index.truncate(length)
+        except MemoryError:
+            raise GraftError(f"no memory to truncate to {length} tokens: the index was emptied") from None
+
+    def snapshot(self) -> bytes:
+        """Return text and what was learnt as bytes, 4 a token; `restore` gives the same lists and drafts again."""
+        return pack(Snapshot(self.tokens(), *self.learnt()))
+
+    def restore(self, data: bytes) -> None:
+        """Become what `snapshot` saw, of any index with as many cells; on a `GraftError` nothing has changed."""
+        saved = unpack(data)
+        if len(saved.trials) != NUM_CELLS:
+            raise GraftError(f"snapshot has {len(saved.trials)} cells: this ranking has {NUM_CELLS}")
+        made = SuffixAutomaton(self.vocab_size, ranking=self.ranking, native=self.is_native)
+        made.extend(saved.token_ids)
+        made.set_learnt(saved.trials, saved.hits)
+        self._index = made._index
 
     def reset(self) -> None:
         """Forget the text and what was learnt."""
@@ -170,6 +195,27 @@ class SuffixAutomaton:
         """Return the trials and hits that each cell has seen, forgetting included. [NUM_CELLS] each"""
         trials, hits = self._index.learnt()
         return trials, hits
+
+    def states(self) -> IntArray:
+        """Return (length, length of its link, count, last end) of every state but the root, sorted. [n, 4]
+
+        For tests and for looking inside: a state stands for the strings of link + 1 to length tokens before `end`.
+        """
+        table = self._index.states().reshape(-1, 4)
+        return table[np.lexsort(table.T)]
+
+    def set_learnt(self, trials: npt.NDArray[np.float64], hits: npt.NDArray[np.float64]) -> None:
+        """Take over what `learnt` of another index gave. [NUM_CELLS] each"""
+        if trials.shape != (NUM_CELLS,) or hits.shape != (NUM_CELLS,):
+            raise GraftError(f"trials {trials.shape} and hits {hits.shape}: expected ({NUM_CELLS},) each")
+        self._index.set_learnt(trials, hits)
+
+    def image(self, room: int) -> tuple[npt.NDArray[Any], ...]:
+        """Return the arrays that a device starts from, with room for that many more tokens (bindings.cpp)."""
+        if isinstance(self._index, PythonIndex):
+            raise GraftError("a device starts from the native index: install a C++ compiler and reinstall longgraft")
+        arrays: tuple[npt.NDArray[Any], ...] = self._index.image(room)
+        return arrays
 
     def tokens(self) -> IntArray:
         """Return a copy of the text. [n]"""

@@ -65,6 +65,9 @@ class PythonIndex:
         self._trials = [0.0] * rank.NUM_CELLS
         self._hits = [0.0] * rank.NUM_CELLS
 
+    def mark(self) -> None:
+        """Nothing: copying dicts costs what building anew costs."""
+
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, by building anew."""
         kept = self.automaton.tokens[:length]
@@ -212,6 +215,20 @@ class PythonIndex:
     def learnt(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return trials and hits by cell."""
         return np.array(self._trials), np.array(self._hits)
+
+    def set_learnt(self, trials: npt.NDArray[np.float64], hits: npt.NDArray[np.float64]) -> None:
+        """Take over what `learnt` of another index gave."""
+        self.forget()
+        self._trials, self._hits = trials.tolist(), hits.tolist()
+        for cell in np.flatnonzero(trials).tolist():
+            mass = self.ranking.prior_weight * self._priors[cell] + self._hits[cell]
+            self._hazards[cell] = mass / (self.ranking.prior_weight + self._trials[cell])
+
+    def states(self) -> IntArray:
+        """Return (length, length of the link, count, last end) of every state but the root, flat."""
+        a = self.automaton
+        columns = (a.lengths[1:], [a.lengths[link] for link in a.links[1:]], a.counts[1:], a.ends[1:])
+        return np.array(columns, np.int32).T.reshape(-1)
 
     def check_integrity(self) -> str:
         """Return "" or the first broken invariant."""

@@ -31,7 +31,7 @@ LONGGRAFT_HD double lowest_useful(const Draft& d) {
   return bar > d.threshold ? bar : d.threshold;
 }
 
-LONGGRAFT_HD void enqueue(const Automaton& a, Draft& d, const Pending& entry) {
+LONGGRAFT_CALL void enqueue(const Automaton& a, Draft& d, const Pending& entry) {
   double p = entry.option.probability;
   if (p < d.threshold) return;
   int32_t i = 0;
@@ -51,7 +51,7 @@ struct Recent {
   double peak;  // the highest hazard of any of them
 };
 
-LONGGRAFT_HD Recent recent_of(const Automaton& a, const Ranking& r) {
+LONGGRAFT_CALL Recent recent_of(const Automaton& a, const Ranking& r) {
   Recent recent;
   recent.n = find_recent(a, recent.tokens);
   recent.peak = 0.0;
@@ -70,7 +70,7 @@ struct Sources {
   Recent recent;
 };
 
-LONGGRAFT_HD void expand(const Sources& s, Draft& d, int32_t node, Cursor c, int32_t last_token, double path) {
+LONGGRAFT_CALL void expand(const Sources& s, Draft& d, int32_t node, Cursor c, int32_t last_token, double path) {
   Option options[kMaxOptions];
   double floor = lowest_useful(d) / path;
   Listing l = list_options(s.a, s.r, s.successors, c, last_token, floor, options);
@@ -82,7 +82,7 @@ LONGGRAFT_HD void expand(const Sources& s, Draft& d, int32_t node, Cursor c, int
 }
 
 // Fills `d` with at most its budget of nodes, likeliest first, none below its threshold.
-LONGGRAFT_HD void draft(const Automaton& a, const Ranking& r, const Successors& successors, const int32_t* path,
+LONGGRAFT_CALL void draft(const Automaton& a, const Ranking& r, const Successors& successors, const int32_t* path,
                         int32_t path_len, Draft& d) {
   d.num_nodes = d.queued = 0;
   if (d.budget <= 0) return;

@@ -33,6 +33,7 @@ inline const char* check_automaton(const Automaton& a) {
     const char* broken = check_state(a, s);
     if (*broken) return broken;
     for (int32_t slot = a.states[s].head; slot != kNone; slot = a.edges[slot].next) {
+      if (slot < 0 || (uint32_t)slot > a.edge_mask) return "a chain leads outside the table of edges";
       if (*(broken = check_edge(a, s, slot))) return broken;
       if (++chained > a.num_edges) return "a chain of edges does not end";
     }

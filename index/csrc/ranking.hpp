@@ -11,7 +11,7 @@
 namespace longgraft {
 
 constexpr int32_t kMaxLevels = 8;       // suffix links climbed for one context
-constexpr int32_t kMaxChildren = 32;    // newest edges looked at in one level
+constexpr int32_t kMaxChildren = kNewestEdges;  // newest edges looked at in one level
 constexpr int32_t kMaxMatches = 16;     // tokens listed from matches
 constexpr int32_t kMaxSuccessors = 8;   // tokens listed from the successor row
 constexpr int32_t kMaxRecent = 16;      // tokens listed because they are recent
@@ -65,7 +65,7 @@ LONGGRAFT_HD bool precedes(const Child& a, const Child& b) {
 }
 
 // Inserts into a list sorted by count, then recency, of at most `room` entries; returns the new length.
-LONGGRAFT_HD int32_t insert_child(Child* list, int32_t n, int32_t room, const Child& child) {
+LONGGRAFT_CALL int32_t insert_child(Child* list, int32_t n, int32_t room, const Child& child) {
   if (n == room && !precedes(child, list[n - 1])) return n;
   int32_t i = n < room ? n : n - 1;
   for (; i > 0 && precedes(child, list[i - 1]); --i) list[i] = list[i - 1];
@@ -81,14 +81,14 @@ struct Listing {
   uint64_t mask;
 };
 
-LONGGRAFT_HD bool is_listed(const Listing& l, int32_t token) {
+LONGGRAFT_CALL bool is_listed(const Listing& l, int32_t token) {
   if (!(l.mask >> (token & 63) & 1)) return false;
   for (int32_t i = 0; i < l.n; ++i)
     if (l.options[i].token == token) return true;
   return false;
 }
 
-LONGGRAFT_HD void list_option(Listing& l, const Ranking& r, const Option& option) {
+LONGGRAFT_CALL void list_option(Listing& l, const Ranking& r, const Option& option) {
   double hazard = r.hazards[option.cell];
   l.options[l.n] = option;
   l.options[l.n++].probability = l.rest * hazard;
@@ -97,13 +97,16 @@ LONGGRAFT_HD void list_option(Listing& l, const Ranking& r, const Option& option
 }
 
 // Edges of one state, newest first, the spine edge last; asks for their targets ahead of time.
-LONGGRAFT_HD int32_t newest_edges(const Automaton& a, int32_t state, Child* out) {
+LONGGRAFT_CALL int32_t newest_edges(const Automaton& a, int32_t state, Child* out) {
   int32_t n = 0;
   int32_t slot = a.states[state].head;
-  for (; n < kMaxChildren && slot != kNone; slot = a.edges[slot].next) {
+  const NewestEdges* list = nullptr;
+  while (n < kMaxChildren && slot != kNone) {
+    if (n == 2 && a.newest != nullptr) list = &newest_slots(a, state);  // most states have one or two
     const Edge& e = a.edges[slot];
     prefetch(&a.states[e.target]);
     out[n++] = Child{e.token, e.target, 0, 0};
+    slot = list == nullptr ? e.next : n < list->n ? list->slots[n] : kNone;
   }
   bool spine = state >= 0 && state < a.size && a.tokens[state] != kSentinel;
   if (spine && n < kMaxChildren) out[n++] = Child{a.tokens[state], state + 1, 0, 0};
@@ -111,7 +114,7 @@ LONGGRAFT_HD int32_t newest_edges(const Automaton& a, int32_t state, Child* out)
 }
 
 // Children of one state whose token is not listed yet; takes the counts of listed ones out of `remaining`.
-LONGGRAFT_HD int32_t new_children(const Automaton& a, const Listing& l, int32_t state, Child* out,
+LONGGRAFT_CALL int32_t new_children(const Automaton& a, const Listing& l, int32_t state, Child* out,
                                   int32_t room, int32_t& remaining) {
   Child edges[kMaxChildren];
   int32_t n = 0, degree = newest_edges(a, state, edges);
@@ -126,7 +129,7 @@ LONGGRAFT_HD int32_t new_children(const Automaton& a, const Listing& l, int32_t 
   return n;
 }
 
-LONGGRAFT_HD int32_t match_cell(const Ranking& r, int32_t length_bin, const Child& child, int32_t remaining,
+LONGGRAFT_CALL int32_t match_cell(const Ranking& r, int32_t length_bin, const Child& child, int32_t remaining,
                                 int32_t order, int32_t age) {
   int32_t rest = remaining > child.count ? remaining : child.count;
   int32_t cell = length_bin;
@@ -136,7 +139,7 @@ LONGGRAFT_HD int32_t match_cell(const Ranking& r, int32_t length_bin, const Chil
   return cell * (r.ages.n + 1) + bin_of(r.ages, age);
 }
 
-LONGGRAFT_HD void list_matches(const Automaton& a, const Ranking& r, Cursor c, double floor, Listing& l) {
+LONGGRAFT_CALL void list_matches(const Automaton& a, const Ranking& r, Cursor c, double floor, Listing& l) {
   Child children[kMaxMatches];
   for (int32_t level = 0; level < kMaxLevels && c.state != kRoot; ++level) {
     const State& s = a.states[c.state];
@@ -155,7 +158,7 @@ LONGGRAFT_HD void list_matches(const Automaton& a, const Ranking& r, Cursor c, d
   }
 }
 
-LONGGRAFT_HD void list_successors(const Automaton& a, const Ranking& r, const Successors& successors, Cursor c,
+LONGGRAFT_CALL void list_successors(const Automaton& a, const Ranking& r, const Successors& successors, Cursor c,
                                   int32_t last_token, double floor, Listing& l) {
   if (successors.rows == nullptr || last_token < 0 || last_token >= successors.vocab_size) return;
   const int32_t* row = successors.rows + (int64_t)last_token * successors.width;
@@ -168,7 +171,7 @@ LONGGRAFT_HD void list_successors(const Automaton& a, const Ranking& r, const Su
 }
 
 // The commonest of the last distinct tokens. Returns how many, at most kMaxRecent.
-LONGGRAFT_HD int32_t find_recent(const Automaton& a, Child* out) {
+LONGGRAFT_CALL int32_t find_recent(const Automaton& a, Child* out) {
   int32_t distinct[kRecentDistinct];
   int32_t seen = 0, n = 0;
   uint64_t mask = 0;
@@ -186,7 +189,7 @@ LONGGRAFT_HD int32_t find_recent(const Automaton& a, Child* out) {
   return n;
 }
 
-LONGGRAFT_HD void list_recent(const Ranking& r, const Child* recent, int32_t n, double floor, Listing& l) {
+LONGGRAFT_CALL void list_recent(const Ranking& r, const Child* recent, int32_t n, double floor, Listing& l) {
   for (int32_t i = 0; i < n && l.rest >= floor; ++i)
     if (!is_listed(l, recent[i].token))
       list_option(l, r, Option{recent[i].token, recent[i].end - 1, 0, r.recent_base + i, {recent[i].target, 1}, 0.0});
@@ -194,7 +197,7 @@ LONGGRAFT_HD void list_recent(const Ranking& r, const Child* recent, int32_t n, 
 
 // Everything a context has to offer; stops where what is left is less likely than `floor`. `recent` may be
 // null. `out` holds kMaxOptions.
-LONGGRAFT_HD Listing list_options(const Automaton& a, const Ranking& r, const Successors& successors, Cursor c,
+LONGGRAFT_CALL Listing list_options(const Automaton& a, const Ranking& r, const Successors& successors, Cursor c,
                                   int32_t last_token, double floor, Option* out) {
   Listing l{out, 0, 1.0, 0};
   list_matches(a, r, c, floor, l);
@@ -203,7 +206,7 @@ LONGGRAFT_HD Listing list_options(const Automaton& a, const Ranking& r, const Su
 }
 
 // Scores one cell: was it this option, given that none before it was?
-LONGGRAFT_HD void score_cell(Ranking& r, int32_t cell, bool hit) {
+LONGGRAFT_CALL void score_cell(Ranking& r, int32_t cell, bool hit) {
   double trials = r.trials[cell] * r.decay;
   double hits = r.hits[cell] * r.decay;
   trials += 1.0;
@@ -215,7 +218,7 @@ LONGGRAFT_HD void score_cell(Ranking& r, int32_t cell, bool hit) {
 }
 
 // Scores the list of the current end of the text against the token that comes.
-LONGGRAFT_HD void learn(const Automaton& a, Ranking& r, const Successors& successors, int32_t token) {
+LONGGRAFT_CALL void learn(const Automaton& a, Ranking& r, const Successors& successors, int32_t token) {
   if (a.size == 0 || token == kSentinel) return;
   Option options[kMaxOptions];
   Listing l = list_options(a, r, successors, text_end(a), a.tokens[a.size - 1], 0.0, options);

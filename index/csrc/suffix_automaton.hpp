@@ -18,8 +18,11 @@ typedef unsigned long long uint64_t;
 #endif
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define LONGGRAFT_HD __host__ __device__ inline
+// Stays a call on a device: with everything inlined into one kernel compiling takes minutes.
+#define LONGGRAFT_CALL __host__ __device__ __noinline__ static
 #else
 #define LONGGRAFT_HD inline
+#define LONGGRAFT_CALL inline
 #endif
 
 namespace longgraft {
@@ -27,6 +30,8 @@ namespace longgraft {
 constexpr int32_t kNone = -2147483647 - 1;  // no state, no slot
 constexpr int32_t kRoot = 0;
 constexpr int32_t kSentinel = -1;  // separates documents; no edge carries it, so nothing matches across
+constexpr int32_t kMaxTokens = 1 << 29;  // two edges for each then fit a table whose slots an int32 numbers
+constexpr int32_t kNewestEdges = 32;     // edges of one state that are ever listed
 constexpr int32_t kWalkCap = 64;   // longest walk up the suffix links for bookkeeping and for a failed match
 
 // Asks for memory that is needed soon. Touches nothing, changes nothing.
@@ -49,13 +54,22 @@ struct Edge {
   int32_t state, token, target, next;  // state == kNone: empty slot; next: older edge of the same state
 };
 
+// The newest edges of a state that has many: what following `next` finds, but with all slots known at once, so
+// that they load side by side. Holds while the state's head is `head` and no slot has moved.
+struct NewestEdges {
+  int32_t state, head, n;
+  int32_t slots[kNewestEdges];
+};
+
 // All storage belongs to the owner. `states` and `clone_lens` are indexed by id (clones are negative).
 struct Automaton {
   State* states;
   int32_t* clone_lens;
   int32_t* tokens;
   Edge* edges;
-  uint32_t edge_mask;  // slots - 1, a power of two minus one
+  NewestEdges* newest;   // memory of newest_edges(), written by it alone; null: none
+  uint32_t newest_mask;  // its places - 1, a power of two minus one
+  uint32_t edge_mask;    // slots - 1, a power of two minus one
   int32_t size;        // tokens in the text
   int32_t num_clones;
   int32_t num_edges;   // explicit edges
@@ -80,7 +94,7 @@ LONGGRAFT_HD uint32_t edge_slot(const Automaton& a, int32_t state, int32_t token
 }
 
 // Slot of the explicit edge, or kNone.
-LONGGRAFT_HD int32_t find_slot(const Automaton& a, int32_t state, int32_t token) {
+LONGGRAFT_CALL int32_t find_slot(const Automaton& a, int32_t state, int32_t token) {
   for (uint32_t i = edge_slot(a, state, token);; i = (i + 1) & a.edge_mask) {
     const Edge& e = a.edges[i];
     if (e.state == kNone) return kNone;
@@ -97,7 +111,7 @@ LONGGRAFT_HD int32_t follow(const Automaton& a, int32_t state, int32_t token) {
 }
 
 // Puts an edge into an empty slot without chaining it. The table must have room.
-LONGGRAFT_HD int32_t place_edge(Automaton& a, int32_t state, int32_t token, int32_t target) {
+LONGGRAFT_CALL int32_t place_edge(Automaton& a, int32_t state, int32_t token, int32_t target) {
   uint32_t i = edge_slot(a, state, token);
   while (a.edges[i].state != kNone) i = (i + 1) & a.edge_mask;
   a.edges[i] = Edge{state, token, target, kNone};
@@ -113,7 +127,7 @@ LONGGRAFT_HD void add_edge(Automaton& a, int32_t state, int32_t token, int32_t t
 
 // Gives `clone` the edges of `from`, in the same order (newest first, the spine edge last).
 template <class Room>
-LONGGRAFT_HD bool copy_edges(Automaton& a, int32_t from, int32_t clone, Room& room) {
+LONGGRAFT_CALL bool copy_edges(Automaton& a, int32_t from, int32_t clone, Room& room) {
   int32_t degree = 1;
   for (int32_t slot = a.states[from].head; slot != kNone; slot = a.edges[slot].next) ++degree;
   a.steps += degree;
@@ -139,7 +153,7 @@ LONGGRAFT_HD bool copy_edges(Automaton& a, int32_t from, int32_t clone, Room& ro
 
 // Splits off of `q` the strings of at most `len` tokens; edges by `token` from `p` and its suffixes follow.
 template <class Room>
-LONGGRAFT_HD int32_t split(Automaton& a, int32_t p, int32_t q, int32_t token, Room& room) {
+LONGGRAFT_CALL int32_t split(Automaton& a, int32_t p, int32_t q, int32_t token, Room& room) {
   int32_t clone = -1 - a.num_clones;
   a.states[clone] = State{a.states[q].link, a.states[q].count, a.states[q].last_end, kNone};
   a.clone_lens[clone] = state_len(a, p) + 1;
@@ -176,7 +190,7 @@ LONGGRAFT_HD void start(Automaton& a) {
 // Appends one token (or kSentinel). `room(a, n)` must make space for n more edges and one more state of each
 // kind, and may move the arrays. Returns false, with the automaton unusable, if it cannot.
 template <class Room>
-LONGGRAFT_HD bool append(Automaton& a, int32_t token, Room& room) {
+LONGGRAFT_CALL bool append(Automaton& a, int32_t token, Room& room) {
   if (!room(a, 1)) return false;
   int32_t p = a.size;  // the whole text; its edge is the spine edge
   int32_t fresh = p + 1;
@@ -202,13 +216,32 @@ LONGGRAFT_HD bool append(Automaton& a, int32_t token, Room& room) {
   return true;
 }
 
+// The slots of the newest edges of a state. `a.newest` must not be null. One thread at a time.
+LONGGRAFT_HD const NewestEdges& newest_slots(const Automaton& a, int32_t state) {
+  NewestEdges& list = a.newest[(((uint32_t)state * 0x9e3779b9u) >> 8) & a.newest_mask];
+  int32_t head = a.states[state].head;
+  if (list.state == state && list.head == head) return list;
+  int32_t fresh[kNewestEdges];
+  int32_t n = 0, slot = head;
+  int32_t known = list.state == state ? list.head : kNone;
+  for (; n < kNewestEdges && slot != kNone && slot != known; slot = a.edges[slot].next) fresh[n++] = slot;
+  int32_t kept = 0;  // what was known follows what is new
+  if (slot != kNone && slot == known) kept = list.n < kNewestEdges - n ? list.n : kNewestEdges - n;
+  for (int32_t i = kept; i-- > 0;) list.slots[n + i] = list.slots[i];
+  for (int32_t i = 0; i < n; ++i) list.slots[i] = fresh[i];
+  list.state = state;
+  list.head = head;
+  list.n = n + kept;
+  return list;
+}
+
 LONGGRAFT_HD Cursor text_end(const Automaton& a) {
   int32_t s = a.size == 0 ? kRoot : a.states[a.size].link;
   return Cursor{s, state_len(a, s)};
 }
 
 // Cursor after one more token of a virtual path. A walk longer than kWalkCap gives up all but that token.
-LONGGRAFT_HD Cursor advance(const Automaton& a, Cursor c, int32_t token) {
+LONGGRAFT_CALL Cursor advance(const Automaton& a, Cursor c, int32_t token) {
   for (int32_t k = 0; k <= kWalkCap; ++k) {
     int32_t target = follow(a, c.state, token);
     if (target != kNone) return Cursor{target, c.length + 1};

@@ -10,9 +10,10 @@ import pytest
 
 from longgraft.config import GraftError
 from longgraft.index import rank
-from longgraft.index.suffix_automaton import SuffixAutomaton, native_class
+from longgraft.index.native import native_module
+from longgraft.index.suffix_automaton import SuffixAutomaton
 
-KINDS = [False] if native_class() is None else [False, True]
+KINDS = [False] if native_module() is None else [False, True]
 
 
 def cell(length: int = 0, share: int = 0, total: int = 0, order: int = 0, age: int = 0) -> int:

@@ -13,10 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longgraft.config import GraftError
-from longgraft.index import rank, suffix_automaton
+from longgraft.index import rank
+from longgraft.index.native import native_module
 from longgraft.index.reference import scan_match, suffix_array_match
 from longgraft.index.suffix_automaton import Options, SuffixAutomaton
-from tests.index.texts import KINDS, QUICK, TEXTS, both, fibonacci, noisy_copy, successor_rows, texts
+from tests.index.texts import (
+    KINDS,
+    QUICK,
+    TEXTS,
+    both,
+    de_bruijn,
+    fibonacci,
+    long_period,
+    noisy_copy,
+    successor_rows,
+    texts,
+    thue_morse,
+)
 
 
 @pytest.mark.parametrize("native", KINDS)
@@ -153,8 +166,15 @@ class TestLinearWork:
             lambda n: np.random.default_rng(0).integers(0, 2, n).tolist(),
             lambda n: ([0] * 200 + [1]) * (n // 201),
             lambda n: ([0, -1] * 3 + [1, 1]) * (n // 8),
+            thue_morse,
+            de_bruijn,
+            long_period,
+            lambda n: [t for i in range(n // 4) for t in (8, 7, 10 + i, 7)],
         ],
-        ids=["constant", "period 2", "period 50", "fibonacci", "mixed", "distinct", "binary", "runs", "documents"],
+        ids=(
+            "constant,period 2,period 50,fibonacci,mixed,distinct,binary,runs,documents,thue-morse,de bruijn,"
+            "long period,wide".split(",")
+        ),
     )
     def test_steps_are_linear(self, make: Callable[[int], list[int]]) -> None:
         """At most the credit walk (64) and the classic bound (3 transitions, 2 links) a token."""
@@ -240,7 +260,7 @@ class TestDoors:
         assert len(automaton.draft(8).token_ids) == 0
 
     def test_fallback_says_so_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        suffix_automaton.native_class.cache_clear()
+        native_module.cache_clear()
         monkeypatch.setitem(sys.modules, "longgraft.index._native", None)
         try:
             with pytest.warns(RuntimeWarning, match="without its native index"):
@@ -254,7 +274,7 @@ class TestDoors:
             with pytest.raises(GraftError, match="compiler"):
                 SuffixAutomaton(native=True)
         finally:
-            suffix_automaton.native_class.cache_clear()
+            native_module.cache_clear()
 
     def test_imports_with_numpy_alone(self) -> None:
         code = (

@@ -29,6 +29,33 @@ def fibonacci(n: int) -> list[int]:
     return b[:n]
 
 
+def thue_morse(n: int) -> list[int]:
+    return [i.bit_count() & 1 for i in range(n)]
+
+
+def de_bruijn(n: int) -> list[int]:
+    """Every binary word of some length exactly once (prefer-one), as often as `n` needs: the widest automaton."""
+    order = max((n - 1).bit_length(), 1)
+    seen, word, out = {0}, 0, [0] * order
+    while len(out) < n:
+        longer = (word << 1) & ((1 << order) - 1)
+        word = longer | 1 if longer | 1 not in seen else longer
+        seen.add(word)
+        out.append(word & 1)
+    return out[:n]
+
+
+def long_period(n: int) -> list[int]:
+    """A random stretch over and over, with one token changed each time."""
+    rng = np.random.default_rng(7)
+    unit = rng.integers(0, 50, max(n // 20, 1))
+    out: list[int] = []
+    while len(out) < n:
+        unit[int(rng.integers(0, len(unit)))] = int(rng.integers(0, 50))
+        out += unit.tolist()
+    return out[:n]
+
+
 def noisy_copy(seed: int, n: int, alphabet: int) -> list[int]:
     """Random text that keeps copying from itself, as real text does."""
     rng = np.random.default_rng(seed)
