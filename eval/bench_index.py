@@ -32,10 +32,12 @@ from longgraft.eval.baseline_draft import Drafter
 from longgraft.eval.baseline_peers import Arctic
 from longgraft.eval.baselines import open_baseline
 from longgraft.eval.bench_texts import HARD, REAL, bytes_of, text_of
-from longgraft.eval.replay import IndexDrafter, Setting, open_index
+from longgraft.eval.replay import IndexDrafter, QuickDrafter, Setting, open_index
 from longgraft.eval.traces import open_tokenizer
+from longgraft.index.native import native_module
 from longgraft.index.rank import Ranking
-from longgraft.index.suffix_automaton import SuffixAutomaton, native_class
+from longgraft.index.suffix_automaton import SuffixAutomaton
+from longgraft.index.weights import Weights
 
 IntArray = npt.NDArray[np.int32]
 SIZES = "1024,32768,131072,1048576"
@@ -69,8 +71,9 @@ class FrozenDrafter(IndexDrafter):
 
 def openers(vocab_size: int, baselines: Sequence[str]) -> dict[str, Callable[[], Drafter]]:
     """Return how to open each index that is measured."""
-    setting = Setting("longgraft", 0, vocab_size, Ranking())
+    setting = Setting("longgraft", 0, vocab_size, Weights())
     return {
+        "longgraft-quick": lambda: QuickDrafter(SuffixAutomaton(vocab_size, ranking=Ranking(learns=False))),
         "longgraft": lambda: FrozenDrafter(open_index(setting)),
         "longgraft, learning": lambda: IndexDrafter(open_index(setting)),
         **{name: partial(open_baseline, name) for name in baselines},
@@ -94,8 +97,9 @@ def installed() -> list[str]:
 def bytes_held(drafter: Drafter, tokens: IntArray) -> float | None:
     """Return bytes per token: what a native index says of itself, or what Python allocates for the rest."""
     if isinstance(drafter, IndexDrafter):
-        automaton = drafter.index.automaton
-        return automaton.memory_bytes / len(tokens) if isinstance(automaton, SuffixAutomaton) else None
+        return drafter.index.text.memory_bytes / len(tokens) if drafter.index.text.is_native else None
+    if isinstance(drafter, QuickDrafter):
+        return drafter.automaton.memory_bytes / len(tokens) if drafter.automaton.is_native else None
     if isinstance(drafter, Arctic):
         held = drafter.memory_bytes
         return None if held is None else held / len(tokens)
@@ -189,7 +193,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": names[0] if names else platform.processor(),
         "python": platform.python_version(),
-        "native": native_class() is not None,
+        "native": native_module() is not None,
     }
 
 

@@ -1,11 +1,12 @@
-"""Fit the hazards that every new index starts from, on replayed texts.
+"""Fit the weights that the learnt ranking starts from, on replayed texts.
 
-Each token of an output is one trial for every entry listed before it came. Trials and hits per cell are all
-that is needed; match cells are then fitted additively in log-odds (a few hundred numbers instead of some
-thousand cells, many of them rare), by Newton's method on a ridge-penalised binomial likelihood. Successor cells
-need logits, which a replay does not have: cells without trials keep the value of `--base`.
+At each token of an output everything that was listed for its place is recorded with the one that came (or none);
+the conditional log-likelihood of these choices is then maximised by Adagrad, in a few passes in shuffled order. A
+replay has no logits, so the tables of the successor row are fitted on texts of which a model's likeliest next tokens
+were kept (`--observed`, .npz files as `longgraft.eval.dense` writes them). Cross-validation leaves whole
+repositories out.
 
-    python -m longgraft.eval.calibrate FILES... --tokenizer M --out F [--folds 5]
+    python -m longgraft.eval.calibrate FILES... --tokenizer M --out F [--folds 5] [--observed FILES.npz...]
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,126 +22,151 @@ import numpy as np
 import numpy.typing as npt
 
 from longgraft.config import GraftError
-from longgraft.eval.replay import Tally, Trace, read_traces, replay_all
-from longgraft.index import rank
-from longgraft.index.suffix_automaton import MIN_PROBABILITY, SuffixAutomaton
+from longgraft.eval.replay import OURS, Setting, replay_setting, vocab_size_of
+from longgraft.eval.replay_table import rows_of, table
+from longgraft.eval.tally import Tally, calibration
+from longgraft.eval.traces import POOLED, Trace, kinds_of, read_traces
+from longgraft.index.features import NUM_WEIGHTS
+from longgraft.index.native import native_module
+from longgraft.index.suffix_automaton import MIN_PROBABILITY
+from longgraft.index.weights import Weights, format_tables, to_tables
 
 FloatArray = npt.NDArray[np.float64]
-RIDGE = 1.0
-MAX_ROUNDS = 50
-# A rare cell of the successor row or of recent tokens leans on its old value with this many trials.
-OLD_TRIALS = 20.0
+Records = npt.NDArray[np.int16]
+Kinds = npt.NDArray[np.uint8]
+PASSES = 4
+RATE = 0.1
+RIDGE = 1e-6
+SHRINKS = tuple(np.arange(0, 0.26, 0.01))
 
 
-def collect(traces: Iterable[Trace]) -> tuple[FloatArray, FloatArray]:
-    """Return trials and hits per cell over the outputs of `traces`. [NUM_CELLS] each"""
-    trials, hits = np.zeros(rank.NUM_CELLS), np.zeros(rank.NUM_CELLS)
-    counting = rank.Ranking(np.full(rank.NUM_CELLS, 0.5), prior_weight=1.0, decay=1.0)
-    automaton = SuffixAutomaton(ranking=counting)
+def _native() -> Any:
+    module = native_module()
+    if module is None:
+        raise GraftError("fitting needs the native index: install a C++ compiler and reinstall longgraft")
+    return module
+
+
+def collect(traces: Sequence[Trace], kinds: Kinds | None) -> list[Records]:
+    """Return, per trace, what was listed at each token of its output and which of it came."""
+    native, records = _native(), []
     for trace in traces:
-        automaton.reset()
-        automaton.extend(trace.token_ids[: trace.prompt_len])
-        automaton.extend(trace.token_ids[trace.prompt_len :], learn=True)
-        more_trials, more_hits = automaton.learnt()
-        trials += more_trials
-        hits += more_hits
-    return trials, hits
+        index = native.LearntIndex(np.zeros(NUM_WEIGHTS), kinds, 0.0, 0.0)
+        index.extend(trace.token_ids[: trace.prompt_len], False, None, vocab_size_of(traces))
+        index.begin(trace.prompt_len)
+        records.append(index.record(trace.token_ids[trace.prompt_len :], None))
+    return records
 
 
-def design() -> tuple[npt.NDArray[np.int64], list[int]]:
-    """Return which weights each match cell adds up, [cells, 1 + terms], and where each term's weights begin."""
-    cells = np.arange(rank.NUM_MATCH_CELLS)
-    grid = np.unravel_index(cells, rank.MATCH_SHAPE)
-    columns, starts = [np.zeros_like(cells)], [1]
-    for axes in rank.MATCH_TERMS:
-        shape = tuple(rank.MATCH_SHAPE[axis] for axis in axes)
-        columns.append(starts[-1] + np.ravel_multi_index(tuple(grid[axis] for axis in axes), shape))
-        starts.append(starts[-1] + int(np.prod(shape)))
-    return np.stack(columns, 1), starts
+def collect_observed(paths: Sequence[str], kinds: Kinds | None) -> list[Records]:
+    """Return the same for texts whose likeliest next tokens are known: keys token_ids, prompt_len, top_ids [n, k].
+
+    A token's row is what the model thought follows it the last time it was read, as in generation.
+    """
+    native, records = _native(), []
+    for path in paths:
+        try:
+            with np.load(path, allow_pickle=False) as kept:
+                ids, top, start = kept["token_ids"].astype(np.int32), kept["top_ids"], int(kept["prompt_len"])
+        except (OSError, KeyError, ValueError) as error:
+            raise GraftError(f"observed text {path}: {error}") from None
+        vocab = 1 + int(max(ids.max(), top.max()))
+        rows = np.full((vocab, top.shape[1]), -1, np.int32)
+        index = native.LearntIndex(np.zeros(NUM_WEIGHTS), kinds, 0.0, 0.0)
+        index.extend(ids[:start], False, None, vocab)
+        index.begin(start)
+        for place in range(start, len(ids)):
+            records.append(index.record(ids[place : place + 1], rows))
+            rows[ids[place - 1]] = top[place - 1]
+    return records
 
 
-def fit_log_odds(features: FloatArray, trials: FloatArray, hits: FloatArray) -> FloatArray:
-    """Maximise the penalised binomial likelihood; the first weight is the bias and is not penalised."""
-    weights = np.zeros(features.shape[1])
-    ridge = np.full(len(weights), RIDGE)
-    ridge[0] = 1e-6
-    for _ in range(MAX_ROUNDS):
-        p = 1.0 / (1.0 + np.exp(-features @ weights))
-        slope = features.T @ (hits - trials * p) - ridge * weights
-        curve = (features * (trials * p * (1.0 - p))[:, None]).T @ features + np.diag(ridge)
-        step = np.linalg.solve(curve, slope)
-        weights += step
-        if float(np.abs(step).max()) < 1e-6:
-            return weights
-    raise GraftError(f"hazards did not converge in {MAX_ROUNDS} rounds: too few or too uniform traces")
+def fit(records: Sequence[Records]) -> FloatArray:
+    """Return the weights under which what came was likeliest, [NUM_WEIGHTS]."""
+    if not records:
+        raise GraftError("nothing to fit: no output tokens")
+    joined = np.concatenate(records)
+    learner = _native().Fit(np.zeros(NUM_WEIGHTS), RATE, RIDGE)
+    for seed in range(PASSES):
+        learner.learn(joined, seed)
+    return np.asarray(learner.weights())
 
 
-def fit(trials: FloatArray, hits: FloatArray, base: dict[str, Any]) -> dict[str, Any]:
-    """Return the hazard table fitted to these counts; `base`: the table to lean on where there are none."""
-    columns, starts = design()
-    seen = np.flatnonzero(trials[: rank.NUM_MATCH_CELLS] > 0)
-    features = np.zeros((len(seen), starts[-1]))
-    features[np.arange(len(seen))[:, None], columns[seen]] = 1.0
-    weights = fit_log_odds(features, trials[seen], hits[seen])
-    match = {
-        "x".join(map(str, axes)): np.round(weights[begin:end], 3).tolist()
-        for axes, begin, end in zip(rank.MATCH_TERMS, starts, starts[1:])
-    }
-    tail = slice(rank.SUCCESSOR_BASE, rank.NUM_CELLS)
-    old = rank.priors_from(base)[tail]
-    rest = np.round((hits[tail] + OLD_TRIALS * old) / (trials[tail] + OLD_TRIALS), 5)
-    split = rank.RECENT_BASE - rank.SUCCESSOR_BASE
-    successor = rest[:split].reshape(rank.MAX_SUCCESSORS, rank.NUM_CONTEXTS).tolist()
-    return {
-        "bias": round(float(weights[0]), 3),
-        "match": match,
-        "successor": successor,
-        "recent": rest[split:].tolist(),
-    }
-
-
-def log_loss(priors: FloatArray, trials: FloatArray, hits: FloatArray) -> float:
-    """Return the total negative log-likelihood of these counts under frozen hazards, in nats."""
-    return float(-(hits * np.log(priors) + (trials - hits) * np.log1p(-priors)).sum())
-
-
-def cross_validate(traces: Sequence[Trace], base: dict[str, Any], folds: int, budget: int) -> dict[str, float]:
-    """Fit without and replay on each fold of whole groups (repositories); returns the pooled figures."""
+def folds_of(traces: Sequence[Trace], folds: int) -> list[list[int]]:
+    """Split the numbers of the traces into folds of whole groups (repositories)."""
     groups = sorted({trace.group for trace in traces})
     fold_of = dict(zip(np.random.default_rng(0).permutation(groups).tolist(), np.arange(len(groups)) % folds))
-    parts = [[trace for trace in traces if fold_of[trace.group] == fold] for fold in range(folds)]
-    counts = [collect(part) for part in parts]
-    total, loss, tokens = Tally(), 0.0, 0
-    for fold, part in enumerate(parts):
-        rest = [counts[other] for other in range(folds) if other != fold]
-        table = fit(sum(t for t, _ in rest), sum(h for _, h in rest), base)  # type: ignore[arg-type]
-        priors = rank.priors_from(table)
-        loss += log_loss(priors, *counts[fold])
-        if part:
-            total.add(replay_all(part, budget, rank.Ranking(priors), MIN_PROBABILITY)["pooled"])
-    tokens = total.tokens
-    return {"budget": budget, "nats_per_token": round(loss / max(tokens, 1), 4), **total.summary()}
+    return [[i for i, trace in enumerate(traces) if fold_of[trace.group] == fold] for fold in range(folds)]
+
+
+def held_out(
+    traces: Sequence[Trace], records: Sequence[Records], more: Sequence[Records], folds: int
+) -> Iterator[tuple[FloatArray, list[Trace]]]:
+    """Yield weights fitted without each fold, and that fold."""
+    for fold in folds_of(traces, folds):
+        left_out = set(fold)
+        rest = [record for i, record in enumerate(records) if i not in left_out]
+        yield fit([*rest, *more]), [traces[i] for i in fold]
+
+
+def cross_validate(
+    parts: Sequence[tuple[FloatArray, list[Trace]]], kinds: Kinds | None, budget: int, shrink: float
+) -> dict[str, Tally]:
+    """Replay each fold with the weights fitted without it; returns a tally per family and the pooled one."""
+    total: dict[str, Tally] = {}
+    for weights, traces in parts:
+        start = Weights(weights, shrink=shrink)
+        setting = Setting(OURS, budget, vocab_size_of(traces), start, MIN_PROBABILITY, kinds)
+        for family, tally in replay_setting(setting, traces).items():
+            total.setdefault(family, Tally()).add(tally)
+    return total
+
+
+def best_shrink(tally: Tally) -> float:
+    """Return the shrink (see `Weights`) under which the path probabilities of a tally come closest to what came.
+
+    Expects a replay without shrink; squared error over its bins, weighted by their nodes.
+    """
+    rows = [row for row in calibration(tally.bins) if row["nodes"] >= 100]
+    p, seen, nodes = (np.array([row[key] for row in rows]) for key in ("predicted", "observed", "nodes"))
+    errors = [float((np.minimum(nodes, 1e4) * (p * (1 - 4 * s * p * (1 - p)) - seen) ** 2).sum()) for s in SHRINKS]
+    return float(SHRINKS[int(np.argmin(errors))])
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="longgraft.eval.calibrate", description=__doc__)
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--tokenizer", required=True, help="folder or hub id")
+    parser.add_argument("--out", required=True, help="weights to write (JSON)")
+    parser.add_argument("--observed", nargs="*", default=[], help="texts with a model's likeliest next tokens (.npz)")
+    parser.add_argument("--folds", type=int, default=0, help="also cross-validate over repositories")
+    parser.add_argument("--budget", default="16,32,60", help="nodes a step of the cross-validation")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Fit, write, and return what was measured."""
+    traces = read_traces(options.files, options.tokenizer)
+    kinds = kinds_of(options.tokenizer, 1 << 20)
+    records, more = collect(traces, kinds), collect_observed(options.observed, kinds)
+    Path(options.out).write_text(format_tables(to_tables(fit([*records, *more]))), "utf-8")
+    result: dict[str, Any] = {"traces": len(traces), "observed": len(options.observed), "rows": []}
+    if options.folds > 1:
+        parts = [(weights, part) for weights, part in held_out(traces, records, more, options.folds) if part]
+        bare = cross_validate(parts, kinds, 32, 0.0)[POOLED]
+        shrink = result["shrink"] = best_shrink(bare)
+        for budget in map(int, options.budget.split(",")):
+            tallies = cross_validate(parts, kinds, budget, shrink)
+            result["rows"] += rows_of(OURS, budget, tallies)
+            result[f"calibration_{budget}"] = calibration(tallies[POOLED].bins)
+        print(table(result["rows"]))
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(prog="longgraft.eval.calibrate", description=__doc__)
-    parser.add_argument("files", nargs="+")
-    parser.add_argument("--tokenizer", required=True, help="folder or hub id")
-    parser.add_argument("--out", required=True, help="hazard table to write (JSON)")
-    parser.add_argument("--base", help="hazard table to lean on (default: the packaged one)")
-    parser.add_argument("--folds", type=int, default=0, help="also cross-validate over repositories")
-    parser.add_argument("--budget", type=int, default=16, help="nodes a step of the cross-validation")
-    options = parser.parse_args(arguments)
     try:
-        base = rank.read_table(options.base)
-        traces = read_traces(options.files, options.tokenizer)
-        trials, hits = collect(traces)
-        table = fit(trials, hits, base)
-        result: dict[str, Any] = {"traces": len(traces), "trials": int(trials.sum())}
-        if options.folds > 1:
-            result["cross_validated"] = cross_validate(traces, base, options.folds, options.budget)
-        Path(options.out).write_text(rank.format_table(table), "utf-8")
+        result = run(_arguments(arguments))
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

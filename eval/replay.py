@@ -27,17 +27,18 @@ import numpy as np
 import numpy.typing as npt
 
 from longgraft.config import GraftError
-from longgraft.eval.baseline_draft import Drafter, lists_of
+from longgraft.eval.baseline_draft import Draft, Drafter, lists_of
 from longgraft.eval.baselines import BASELINES, open_baseline
 from longgraft.eval.replay_table import diagram, rows_of, table
 from longgraft.eval.tally import Tally, accepted_path, calibration
-from longgraft.eval.traces import POOLED, Trace, read_traces
+from longgraft.eval.traces import POOLED, Trace, kinds_of, read_traces
 from longgraft.index.context_index import ContextIndex
-from longgraft.index.rank import Ranking, load_priors
-from longgraft.index.suffix_automaton import MIN_PROBABILITY
+from longgraft.index.suffix_automaton import MIN_PROBABILITY, SuffixAutomaton
+from longgraft.index.weights import Weights, load_weights
 from longgraft.tree import Continuation
 
 OURS = "longgraft"
+QUICK = "longgraft-quick"  # the quick ranking, by hazards of the automaton's states
 MOST_NODES = 4096  # far above any forward that pays; keeps a mistyped budget from reserving all memory
 
 
@@ -48,13 +49,16 @@ class Setting:
     method: str
     budget: int
     vocab_size: int
-    ranking: Ranking
+    weights: Weights
     threshold: float = MIN_PROBABILITY
+    token_kinds: npt.NDArray[np.uint8] | None = None
 
 
 def open_index(setting: Setting) -> ContextIndex:
     """Open longgraft's index: the one place that knows its options."""
-    return ContextIndex(setting.vocab_size, ranking=setting.ranking, threshold=setting.threshold)
+    return ContextIndex(
+        setting.vocab_size, weights=setting.weights, threshold=setting.threshold, token_kinds=setting.token_kinds
+    )
 
 
 class IndexDrafter:
@@ -79,9 +83,37 @@ class IndexDrafter:
         return self.index.draft(budget)
 
 
+class QuickDrafter:
+    """The suffix automaton's quick ranking as a drafter."""
+
+    def __init__(self, automaton: SuffixAutomaton, threshold: float = MIN_PROBABILITY) -> None:
+        self.automaton = automaton
+        self.threshold = threshold
+        self.learns = False
+
+    def reset(self) -> None:
+        """Forget the text and what was learnt."""
+        self.automaton.reset()
+        self.learns = False
+
+    def extend(self, token_ids: npt.NDArray[np.int32]) -> None:
+        """Take in committed tokens [n]."""
+        self.automaton.extend(token_ids, learn=self.learns)
+        self.learns = True
+
+    def draft(self, budget: int) -> Draft:
+        """Propose a tree."""
+        nodes = self.automaton.draft(budget, threshold=self.threshold)
+        return Draft(nodes.token_ids.tolist(), nodes.parents.tolist())
+
+
 def open_drafter(setting: Setting) -> Drafter:
     """Open the drafter of a setting; `GraftError` for an unknown method or a missing package."""
-    return IndexDrafter(open_index(setting)) if setting.method == OURS else open_baseline(setting.method)
+    if setting.method == OURS:
+        return IndexDrafter(open_index(setting))
+    if setting.method == QUICK:
+        return QuickDrafter(SuffixAutomaton(setting.vocab_size), setting.threshold)
+    return open_baseline(setting.method)
 
 
 def replay(drafter: Drafter, trace: Trace, budget: int) -> Tally:
@@ -139,11 +171,6 @@ def vocab_size_of(traces: Sequence[Trace]) -> int:
     return 1 + max(int(trace.token_ids.max()) for trace in traces)
 
 
-def replay_all(traces: Sequence[Trace], budget: int, ranking: Ranking, threshold: float) -> dict[str, Tally]:
-    """Replay traces through longgraft's index; returns a tally per family and one over all, `pooled`."""
-    return replay_setting(Setting(OURS, budget, vocab_size_of(traces), ranking, threshold), traces)
-
-
 def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
 
@@ -186,10 +213,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("files", nargs="+", help="JSON lines: prompt, output, family, source")
     parser.add_argument("--tokenizer", required=True, help="folder or hub id")
     parser.add_argument("--budget", default="16,32,60", help="nodes a step, root not counted")
-    parser.add_argument("--methods", default=OURS, help=f"of {OURS}, {', '.join(BASELINES)}")
+    parser.add_argument("--methods", default=OURS, help=f"of {OURS}, {QUICK}, {', '.join(BASELINES)}")
     parser.add_argument("--jobs", type=int, default=1, help="cores to use; more disturb the times")
     parser.add_argument("--threshold", type=float, default=MIN_PROBABILITY, help="least path probability")
-    parser.add_argument("--hazards", help="hazard table (default: the packaged one)")
+    parser.add_argument("--weights", help="weights of the ranking (default: the packaged ones)")
     parser.add_argument("--frozen", action="store_true", help="learn nothing while replaying")
     options = parser.parse_args(arguments)
     if options.jobs < 1:
@@ -197,10 +224,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _settings(options: argparse.Namespace, ranking: Ranking, vocab_size: int) -> list[Setting]:
+def _settings(options: argparse.Namespace, weights: Weights, traces: Sequence[Trace]) -> list[Setting]:
+    vocab_size = vocab_size_of(traces) if traces else 1
+    kinds = kinds_of(options.tokenizer, vocab_size) if traces else None
     methods = list(dict.fromkeys(name.strip() for name in options.methods.split(",")))
     return [
-        Setting(method, budget, vocab_size, ranking, options.threshold)
+        Setting(method, budget, vocab_size, weights, options.threshold, kinds)
         for method in methods
         for budget in _budgets(options.budget)
     ]
@@ -208,11 +237,11 @@ def _settings(options: argparse.Namespace, ranking: Ranking, vocab_size: int) ->
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Replay what the command line asks for, print the tables, and return the figures."""
-    ranking = Ranking(load_priors(options.hazards), learns=not options.frozen)
-    for setting in _settings(options, ranking, 1):
+    weights = Weights(load_weights(options.weights), **({"rate": 0.0} if options.frozen else {}))
+    for setting in _settings(options, weights, []):
         open_drafter(setting).draft(1)  # a wrong name, package or threshold shows before anything is read
     traces = read_traces(options.files, options.tokenizer)
-    settings = _settings(options, ranking, vocab_size_of(traces))
+    settings = _settings(options, weights, traces)
     rows: list[dict[str, Any]] = []
     reliability: list[dict[str, Any]] = []
     for setting, tallies in replay_settings(settings, traces, options.jobs):

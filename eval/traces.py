@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longgraft.config import GraftError
+from longgraft.wording import wording_of
 
 MAX_OUTPUT = 1500
 POOLED = "pooled"  # the row over all families; no family may be called so
@@ -48,6 +49,14 @@ def open_tokenizer(name: str) -> Encode:
         return ids
 
     return encode
+
+
+def kinds_of(name: str, vocab_size: int) -> npt.NDArray[np.uint8] | None:
+    """Return the kind of every token's text of a tokenizer that could be opened, [vocab_size]."""
+    from transformers import AutoTokenizer
+
+    found = wording_of(AutoTokenizer.from_pretrained(name), vocab_size)
+    return None if found is None else found.kinds
 
 
 def lines_of(path: str) -> Iterator[tuple[int, str]]:

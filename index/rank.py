@@ -8,7 +8,7 @@ normalised by construction and the rest is the probability of "none of these".
 Cells of a match: length (tokens that matched) x share (its count / counts not listed yet in its level) x
 total (those counts) x order (how many were listed before) x age (tokens since its last occurrence). Their
 priors are additive in log-odds over the pairs in `MATCH_TERMS`: a few hundred numbers, `hazards.json`, fitted
-by `longgraft.eval.calibrate` on replayed real texts (287 edits, documents, repositories, chats; Qwen2.5-Coder
+by `longgraft.eval.calibrate_hazards` on replayed real texts (287 edits, documents, repositories, chats; Qwen2.5-Coder
 tokens; 1.2 million trials). Successor rows have a cell per rank x length of the match beside them (hand-smoothed
 from some 2,000 tokens of Qwen2.5-Coder-0.5B: a start, to be learnt from), recent tokens one per rank.
 """

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <vector>
 
 #include "draft.hpp"
@@ -74,26 +75,53 @@ class Index {
     r_.decay = decay;
   }
 
-  // Appends the tokens, or none of them: returns the first one outside [-1, vocab_size), else -1.
+  // Appends the tokens, or none of them: returns the first one outside [-1, vocab_size), else -1. Where memory
+  // runs out the index is emptied.
   int64_t extend(Ints tokens, bool learn_from, const Rows& rows, int64_t vocab_size) {
     int64_t n = (int64_t)tokens.shape(0);
     const int32_t* t = tokens.data();
     for (int64_t i = 0; i < n; ++i)
       if (t[i] < kSentinel || t[i] >= vocab_size) return i;
-    if (n > 64) store_.reserve(n);
+    if (n > kMaxTokens - size()) throw std::length_error("more tokens than an index holds");
     Successors successors = successors_of(rows);
-    for (int64_t i = 0; i < n; ++i) {
-      if (learn_from) learn(store_.a, r_, successors, t[i]);
-      append(store_.a, t[i], store_);
+    try {
+      if (n > 64) store_.reserve(n);
+      for (int64_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) prefetch(&store_.a.edges[edge_slot(store_.a, kRoot, t[i + kAhead])]);
+        if (learn_from) learn(store_.a, r_, successors, t[i]);
+        append(store_.a, t[i], store_);
+      }
+    } catch (const std::bad_alloc&) {
+      reset();
+      throw;
     }
     return -1;
   }
 
+  // Keeps a copy of the automaton for truncate(). The earliest copy stays, the latest one gives way.
+  void mark() {
+    if (!marks_.empty() && marks_.back().a.size == store_.a.size) return;
+    if (marks_.size() == kMaxMarks) marks_.pop_back();
+    marks_.emplace_back(store_);
+  }
+
+  // The nearest mark and the tokens after it, or all tokens, appended anew.
   void truncate(int64_t n) {
-    std::vector<int32_t> kept(store_.a.tokens, store_.a.tokens + n);
-    store_.reset();
-    store_.reserve(n);
-    for (int32_t token : kept) append(store_.a, token, store_);
+    while (!marks_.empty() && marks_.back().a.size > n) marks_.pop_back();
+    int64_t from = marks_.empty() ? 0 : marks_.back().a.size;
+    std::vector<int32_t> kept(store_.a.tokens + from, store_.a.tokens + n);
+    try {
+      if (marks_.empty()) {
+        store_.reset();
+        store_.reserve(n);
+      } else {
+        store_.restore(marks_.back());
+      }
+      for (int32_t token : kept) append(store_.a, token, store_);
+    } catch (const std::bad_alloc&) {
+      reset();
+      throw;
+    }
   }
 
   void forget() {
@@ -103,8 +131,58 @@ class Index {
   }
 
   void reset() {
+    marks_.clear();
     store_.reset();
     forget();
+  }
+
+  // Takes over what learnt() of another index gave.
+  void set_learnt(Doubles trials, Doubles hits) {
+    size_t n = priors_.size();
+    if (trials.shape(0) != n || hits.shape(0) != n) throw std::invalid_argument("one value per cell expected");
+    for (size_t i = 0; i < n; ++i) {
+      trials_[i] = trials.data()[i];
+      hits_[i] = hits.data()[i];
+      hazards_[i] = priors_[i];
+      if (trials_[i] > 0.0)
+        hazards_[i] = (r_.prior_weight * priors_[i] + hits_[i]) / (r_.prior_weight + trials_[i]);
+    }
+  }
+
+  // (length, length of the link, count, last end) of every state but the root.
+  nb::object states() const {
+    const Automaton& a = store_.a;
+    std::vector<int32_t> out;
+    out.reserve((size_t)(a.size + (int64_t)a.num_clones) * 4);
+    for (int32_t s = -a.num_clones; s <= a.size; ++s) {
+      const State& state = a.states[s];
+      if (s == kRoot) continue;
+      out.insert(out.end(), {state_len(a, s), state_len(a, state.link), state.count, state.last_end});
+    }
+    return array_of<int32_t>(out.size(), [&](size_t i) { return out[i]; });
+  }
+
+  // The arrays of an automaton that takes `room` more tokens of any kind without growing (a clone and, all told,
+  // two explicit edges a token at most): states, clone_lens, tokens, edges, and its counts: size, clones, edges,
+  // match length, match end, room for prefixes and for clones, slots.
+  nb::tuple image(int64_t room) const {
+    int64_t n = size() + room, slots = 256;
+    while (slots * 3 < 8 * n) slots *= 2;
+    Storage copy(store_, Rooms{n + 2, store_.a.num_clones + room + 2, slots});
+    const Rooms& rooms = copy.rooms();
+    const Automaton& a = copy.a;
+    const int32_t* states = reinterpret_cast<const int32_t*>(copy.first_state());
+    const int32_t* edges = reinterpret_cast<const int32_t*>(a.edges);
+    const int64_t unused = rooms.clones - a.num_clones, used = rooms.clones + a.size + 1;
+    const int64_t counts[] = {a.size,      a.num_clones,   a.num_edges,  a.match_len,
+                              a.match_end, rooms.prefixes, rooms.clones, rooms.slots};
+    auto cut = [](const int32_t* from, int64_t n, int64_t first, int64_t last) {
+      return array_of<int32_t>((size_t)n, [=](size_t i) { return (int64_t)i < first || (int64_t)i >= last ? 0 : from[i]; });
+    };
+    return nb::make_tuple(cut(states, 4 * (rooms.clones + rooms.prefixes), 4 * unused, 4 * used),
+                          cut(copy.first_clone_len(), rooms.clones, unused, rooms.clones),
+                          cut(a.tokens, rooms.prefixes, 0, a.size), cut(edges, 4 * rooms.slots, 0, 4 * rooms.slots),
+                          array_of<int64_t>(8, [&](size_t i) { return counts[i]; }));
   }
 
   // Fills the rows of `out` (token, parent, score bits, match_len, origin, cell); returns the number of nodes.
@@ -148,7 +226,9 @@ class Index {
   int64_t size() const { return store_.a.size; }
   int64_t steps() const { return store_.a.steps; }
   int64_t memory_bytes() const {
-    return store_.memory_bytes() + (int64_t)(8 * 4 * priors_.size()) +
+    int64_t marks = 0;
+    for (const Storage& mark : marks_) marks += mark.memory_bytes();
+    return store_.memory_bytes() + marks + (int64_t)(8 * 4 * priors_.size()) +
            (int64_t)(nodes_.size() * 2 * sizeof(Pending));
   }
   nb::object tokens() const {
@@ -161,7 +241,11 @@ class Index {
   const char* check_integrity() const { return check_automaton(store_.a); }
 
  private:
+  static constexpr size_t kMaxMarks = 2;
+  static constexpr int64_t kAhead = 8;  // tokens between asking for a root edge and looking it up
+
   Storage store_;
+  std::vector<Storage> marks_;  // ever longer
   Ranking r_{};
   std::vector<int32_t> lengths_, totals_, ages_, contexts_;
   std::vector<double> shares_, priors_, hazards_, trials_, hits_;
@@ -170,7 +254,10 @@ class Index {
 
 }  // namespace
 
+void bind_learnt(nb::module_& m);
+
 NB_MODULE(_native, m) {
+  bind_learnt(m);
   nb::dict caps;
   caps["WALK_CAP"] = kWalkCap;
   caps["MAX_LEVELS"] = kMaxLevels;
@@ -181,9 +268,11 @@ NB_MODULE(_native, m) {
   caps["RECENT_SCAN"] = kRecentScan;
   caps["RECENT_DISTINCT"] = kRecentDistinct;
   m.attr("CAPS") = caps;
+  m.attr("MAX_TOKENS") = kMaxTokens;
   nb::class_<Index>(m, "Index")
       .def(nb::init<Ints, Doubles, Ints, Ints, Ints, int, Doubles, double, double>())
       .def("extend", &Index::extend, "token_ids"_a, "learn"_a, "successors"_a.none(), "vocab_size"_a)
+      .def("mark", &Index::mark)
       .def("truncate", &Index::truncate)
       .def("forget", &Index::forget)
       .def("reset", &Index::reset)
@@ -192,6 +281,9 @@ NB_MODULE(_native, m) {
       .def("match", &Index::match)
       .def("tokens", &Index::tokens)
       .def("learnt", &Index::learnt)
+      .def("set_learnt", &Index::set_learnt)
+      .def("states", &Index::states)
+      .def("image", &Index::image)
       .def("check_integrity", &Index::check_integrity)
       .def_prop_ro("memory_bytes", &Index::memory_bytes)
       .def_prop_ro("steps", &Index::steps)

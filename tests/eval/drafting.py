@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from longgraft.eval.baseline_draft import Drafter, IntArray, lists_of
+from longgraft.eval.traces import Trace
 from tests.index.texts import noisy_copy
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
@@ -43,3 +44,15 @@ def paths(token_ids: list[int], parents: list[int]) -> list[tuple[int, ...]]:
     for token, parent in zip(token_ids, parents):
         found.append((*found[parent], token) if parent >= 0 else (token,))
     return found
+
+
+def edited_copies(count: int, seed: int = 0) -> list[Trace]:
+    """Outputs that copy their prompt with one token in ten replaced."""
+    rng = np.random.default_rng(seed)
+    traces = []
+    for number in range(count):
+        prompt = rng.integers(0, 60, 150)
+        output = np.where(rng.random(150) < 0.1, rng.integers(0, 60, 150), prompt)
+        tokens = np.concatenate([prompt, [60], output]).astype(np.int32)
+        traces.append(Trace(f"family {number % 2}", f"repository {number % 4}", tokens, 151))
+    return traces

@@ -13,23 +13,12 @@ from longgraft.eval import calibrate
 from longgraft.eval.baseline_draft import Draft
 from longgraft.eval.baseline_lookup import NgramLookup
 from longgraft.eval.baselines import BASELINES
-from longgraft.eval.replay import IndexDrafter, Setting, main, replay, replay_all, replay_setting, replay_settings
+from longgraft.eval.replay import IndexDrafter, Setting, main, replay, replay_setting, replay_settings
 from longgraft.eval.tally import Tally, calibration
 from longgraft.eval.traces import Trace
-from longgraft.index import rank
 from longgraft.index.context_index import ContextIndex
-
-
-def edited_copies(count: int, seed: int = 0) -> list[Trace]:
-    """Outputs that copy their prompt with one token in ten replaced."""
-    rng = np.random.default_rng(seed)
-    traces = []
-    for number in range(count):
-        prompt = rng.integers(0, 60, 150)
-        output = np.where(rng.random(150) < 0.1, rng.integers(0, 60, 150), prompt)
-        tokens = np.concatenate([prompt, [60], output]).astype(np.int32)
-        traces.append(Trace(f"family {number % 2}", f"repository {number % 4}", tokens, 151))
-    return traces
+from longgraft.index.weights import Weights, load_weights
+from tests.eval.drafting import edited_copies
 
 
 def test_replay_counts_by_hand() -> None:
@@ -43,8 +32,8 @@ def test_replay_counts_by_hand() -> None:
 
 def test_budget_bounds_acceptance() -> None:
     traces = edited_copies(4)
-    small = replay_all(traces, 2, rank.Ranking(), 0.002)["pooled"]
-    large = replay_all(traces, 16, rank.Ranking(), 0.002)["pooled"]
+    small = replay_setting(setting("longgraft", 2), traces)["pooled"]
+    large = replay_setting(setting("longgraft", 16), traces)["pooled"]
     assert small.tokens == large.tokens == 4 * 150
     assert small.tokens / small.steps <= 3
     assert 3 < large.tokens / large.steps <= 17
@@ -52,7 +41,7 @@ def test_budget_bounds_acceptance() -> None:
 
 
 def test_pooled_is_the_sum_of_families() -> None:
-    tallies = replay_all(edited_copies(4), 8, rank.Ranking(), 0.002)
+    tallies = replay_setting(setting("longgraft", 8), edited_copies(4))
     pooled = tallies.pop("pooled")
     both = Tally()
     for tally in tallies.values():
@@ -69,42 +58,10 @@ def test_pooled_is_the_sum_of_families() -> None:
     assert {row["from"] for row in calibration(pooled.bins)} >= {0.95}
 
 
-def test_fit_recovers_the_hazards_it_was_given() -> None:
-    rng = np.random.default_rng(0)
-    base = rank.read_table()
-    true = rank.priors_from(base)
-    trials = rng.integers(0, 4000, rank.NUM_CELLS).astype(np.float64)
-    hits = rng.binomial(trials.astype(np.int64), true).astype(np.float64)
-    few = rng.random(rank.NUM_CELLS) < 0.3  # cells without trials are filled in by the additive form
-    fitted = rank.priors_from(calibrate.fit(trials * few, hits * few, base))
-    assert float(np.abs(fitted - true)[: rank.NUM_MATCH_CELLS].max()) < 0.1
-    seen = np.flatnonzero(few)
-    losses = [calibrate.log_loss(p[seen], trials[seen], hits[seen]) for p in (fitted, true)]
-    assert losses[0] <= losses[1] + 1.0
-
-
-def test_collect_counts_every_listed_entry() -> None:
-    trace = Trace("f", "g", np.array([1, 2, 3, 1, 2, 3], np.int32), 5)
-    trials, hits = calibrate.collect([trace])
-    assert trials.sum() == hits.sum() == 1
-    assert trials[: rank.NUM_MATCH_CELLS].sum() == 1
-
-
-def test_cross_validation_improves_a_bad_table() -> None:
-    traces = edited_copies(8)
-    base = rank.read_table()
-    trials, hits = calibrate.collect(traces)
-    flat = rank.priors_from({**base, "bias": -6.0})
-    fitted = calibrate.cross_validate(traces, base, 2, 8)
-    assert fitted["nats_per_token"] < calibrate.log_loss(flat, trials, hits) / (8 * 150)
-    assert fitted["acceptance_length"] > 3
-
-
 def test_command_line_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = str(tmp_path / "none.json")
-    assert main(["x.jsonl", "--tokenizer", "t", "--hazards", missing]) == 2
+    assert main(["x.jsonl", "--tokenizer", "t", "--weights", missing]) == 2
     assert "none.json" in capsys.readouterr().err
-    assert calibrate.main(["x.jsonl", "--tokenizer", "t", "--out", "y", "--base", missing]) == 2
 
 
 def test_command_line_ends_with_json(
@@ -113,11 +70,17 @@ def test_command_line_ends_with_json(
     traces = edited_copies(4)
     monkeypatch.setattr("longgraft.eval.replay.read_traces", lambda files, name: traces)
     monkeypatch.setattr(calibrate, "read_traces", lambda files, name: traces)
-    table = tmp_path / "hazards.json"
-    assert calibrate.main(["x", "--tokenizer", "t", "--out", str(table)]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["traces"] == 4
+    monkeypatch.setattr("longgraft.eval.replay.kinds_of", lambda name, size: None)
+    monkeypatch.setattr(calibrate, "kinds_of", lambda name, size: None)
+    table = tmp_path / "weights.json"
+    options = ["x", "--tokenizer", "t", "--out", str(table), "--folds", "2", "--budget", "4"]
+    assert calibrate.main(options) == 0
+    fitted = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert fitted["traces"] == 4
+    assert {row["method"] for row in fitted["rows"]} == {"longgraft"}
+    assert np.any(load_weights(table))
     assert (
-        main(["x", "--tokenizer", "t", "--budget", "4,8", "--methods", "longgraft,pld", "--hazards", str(table)]) == 0
+        main(["x", "--tokenizer", "t", "--budget", "4,8", "--methods", "longgraft,pld", "--weights", str(table)]) == 0
     )
     shown = capsys.readouterr().out.splitlines()
     last = json.loads(shown[-1])
@@ -137,15 +100,8 @@ def test_command_line_ends_with_json(
     assert any(line.startswith("longgraft ") for line in shown)
 
 
-def test_uniform_traces_are_refused_or_fitted() -> None:
-    trials = np.zeros(rank.NUM_CELLS)
-    trials[0] = 1.0
-    with pytest.raises(GraftError, match="converge"):
-        calibrate.fit_log_odds(np.full((1, 2), np.nan), trials[:1], trials[:1])
-
-
 def setting(method: str, budget: int) -> Setting:
-    return Setting(method, budget, 61, rank.Ranking())
+    return Setting(method, budget, 61, Weights())
 
 
 @pytest.mark.parametrize("method", [name for name in ("longgraft", *BASELINES) if not name.startswith("arctic")])

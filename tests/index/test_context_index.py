@@ -33,11 +33,10 @@ def test_sources_tell_prompt_from_history() -> None:
     assert first(index.draft(4)) == (4, Source.PROMPT, (0, 3), 3)
     index.extend([7, 8, 1, 2, 3], learn=True)
     assert index.prompt_len == 8
-    found = index.draft(4)
+    found = index.draft(30)
     assert found is not None
-    node = found.token_ids.tolist().index(7)
+    node = int(np.flatnonzero((found.token_ids == 7) & (found.parents == -1))[0])
     assert (found.sources[node], found.origins[node].tolist()) == (Source.HISTORY, [0, 8])
-    assert found.parents[node] == -1
     assert first(index.draft(4, [4])) == (9, Source.PROMPT, (0, 4), 4)
 
 
@@ -60,7 +59,8 @@ def test_nothing_matches_across_documents() -> None:
     assert not np.any(found.match_lens[found.parents == -1] == 2)
     assert -1 not in found.token_ids
     index.extend([-1])
-    assert index.automaton.match() == (0, 0)
+    found = index.draft(20)
+    assert found is None or not np.any(found.match_lens[found.parents == -1])
 
 
 def test_successors_speak_where_nothing_matches() -> None:
@@ -70,14 +70,15 @@ def test_successors_speak_where_nothing_matches() -> None:
     found = index.draft(12)
     assert found is not None
     roots = found.token_ids[found.parents == -1].tolist()
-    assert roots[:2] == [30, 0]
-    assert first(found) == (30, Source.SUCCESSOR, (-1, -1), 0)
-    below = found.token_ids[found.parents == 0].tolist()
-    assert below[:2] == [0, 32]  # the row of 30
+    assert {30, 0, 31} <= set(roots)
+    node = found.token_ids.tolist().index(30)
+    assert (found.sources[node], found.origins[node].tolist()) == (Source.SUCCESSOR, [-1, -1])
+    below = found.token_ids[found.parents == node].tolist()
+    assert {0, 32} <= set(below)  # the row of 30
     index.observe([3], [[7]])
     again = index.draft(12)
     assert again is not None
-    assert again.token_ids[0] == 7
+    assert 7 in again.token_ids[again.parents == -1]
     assert 30 not in again.token_ids
 
 
