@@ -13,9 +13,10 @@ _HOMES = {
     "EngineConfig": "longgraft.config",
     "GraftError": "longgraft.config",
     "Output": "longgraft.config",
+    "References": "longgraft.references",
     "SamplingParams": "longgraft.config",
 }
-__all__ = ["Engine", "EngineConfig", "GraftError", "Output", "SamplingParams", "__version__"]
+__all__ = ["Engine", "EngineConfig", "GraftError", "Output", "References", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

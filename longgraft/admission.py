@@ -1,5 +1,10 @@
 """Who may run: how large the KV pool is, and whether one more request fits."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
 from longgraft.cache import ChunkPool
 from longgraft.config import EngineConfig, GraftError
 from longgraft.memory import GIB, INDEX_BYTES_PER_TOKEN, available_bytes, require
@@ -51,3 +56,22 @@ def require_room(target: Target, pool: ChunkPool, tokens: int, config: EngineCon
     if target.device.type == "cpu":
         needed = chunks * size + tokens * INDEX_BYTES_PER_TOKEN
         require(f"a request of {tokens} tokens (KV and index)", needed, target.device, "shorten it or free memory")
+
+
+def admit(waiting: list[Any], num_free: int, config: EngineConfig) -> list[Any]:
+    """Take as many requests from the front of `waiting` as `num_free` chunks hold together, at least one."""
+    batch: list[Any] = []
+    while waiting:
+        num_free -= chunks_for(waiting[0].prompt_len + waiting[0].stop.remaining, config)
+        if batch and num_free < 0:
+            break
+        batch.append(waiting.pop(0))
+    return batch
+
+
+def token_ids_of(prompt: Any) -> list[int]:
+    """Return a prompt's token ids as plain numbers; `GraftError` for anything but a flat sequence of them."""
+    ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(ids, Sequence) or not all(isinstance(i, int | np.integer) for i in ids):
+        raise GraftError(f"a prompt of type {type(prompt).__name__}: expected text or a flat sequence of token ids")
+    return [int(i) for i in ids]

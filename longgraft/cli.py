@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longgraft import __version__
+from longgraft import __version__, corpora
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
-from longgraft.prompts import encode, read_prompt
+from longgraft.prompts import encode, read_prompt, read_references
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
@@ -33,6 +33,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="Faster long-context generation with Hugging Face causal LMs, without changing the output.",
 )
+
+app.add_typer(corpora.app, name="index")
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
 Prompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt itself.")]
@@ -57,6 +59,15 @@ MaxNodes = Annotated[int, typer.Option(help="Most proposed tokens a round.")]
 PrefillRows = Annotated[int, typer.Option(help="Prompt tokens in one forward.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest prompt + output in tokens. Default: the model's limit.")]
 CostTableFile = Annotated[str | None, typer.Option("--cost-table", help="JSON file with frozen round costs.")]
+Prediction = Annotated[str | None, typer.Option(metavar="FILE", help="What the output will probably look like.")]
+Documents = Annotated[
+    list[str] | None,
+    typer.Option("--document", metavar="FILE", help="A text to copy from; may be repeated."),
+]
+Corpora = Annotated[
+    list[str] | None,
+    typer.Option("--corpus", metavar="NAME", help="A corpus (see index) to copy from; may be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
@@ -91,6 +102,9 @@ def generate(
     prefill_rows: PrefillRows = 512,
     max_context: MaxContext = None,
     cost_table: CostTableFile = None,
+    prediction: Prediction = None,
+    document: Documents = None,
+    corpus: Corpora = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and 0-20 alternatives.")] = None,
     color: Annotated[bool, typer.Option("--color", help="Show where each token came from.")] = False,
     as_json: Json = False,
@@ -103,10 +117,12 @@ def generate(
         params = make(SamplingParams, chosen | {"stop": tuple(stop or ())})
         config = make(EngineConfig, chosen)
         source = read_prompt(prompt, prompt_file, chat)
+        references = read_references(prediction, document, corpus)
         engine = open_engine(model, config, dtype, device)
         from longgraft.show import show
 
-        output = show(engine, encode(engine, source), params, in_colour=color, sums=not as_json)
+        ids = encode(engine, source)
+        output = show(engine, ids, params, in_colour=color, sums=not as_json, references=references)
         if as_json:
             print_json(engine, output)
     if output.finish_reason == "cancelled":

@@ -97,6 +97,7 @@ class EngineConfig:
     cap of the KV pool (None = what `max_context` needs). `plain`: never draft. `exact`: compute everything with
     kernels whose rows do not depend on one another, so that grafted decoding is bitwise plain decoding in low
     precision too; refused where that cannot be had.
+    `history_tokens`: how many tokens of answers are kept for later requests of the same tenant (0 = none).
     `cost_table`: JSON file with frozen round costs (None = measure). `backend`: attention backend, `auto`,
     `cpu` or `reference`.
     """
@@ -107,12 +108,14 @@ class EngineConfig:
     kv_bytes: int | None = None
     plain: bool = False
     exact: bool = False
+    history_tokens: int = 0
     cost_table: str | None = None
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("max_nodes", "prefill_rows"):
+        for name in ("max_nodes", "prefill_rows", "history_tokens"):
             _whole(name, getattr(self, name))
+        _check(self.history_tokens >= 0, f"history_tokens is {self.history_tokens}: expected 0 (off) or more")
         for name in ("max_context", "kv_bytes"):
             _whole(name, getattr(self, name), optional=True)
         _check(0 <= self.max_nodes <= 1023, f"max_nodes is {self.max_nodes}: expected 0 to 1023")
@@ -139,7 +142,9 @@ class Output:
     `token_ids`: the new tokens, the one that completed a stop included. `text`: their text without a matched
     stop string. `finish_reason`: `eos`, `stop`, `length`, `context` (the model's limit) or `cancelled`.
     `sources [n]`: the `Source` of each token (ROOT = drawn by the target, not proposed). `origins [n]`:
-    (document, offset) it was copied from, or (-1, -1). `stats`: plain numbers, see README "Metrics".
+    (document, offset) it was copied from, or (-1, -1). `documents`: names by document number, 0 being the request
+    itself (prompt and answer). `lines [n]`: line of its document that each token was copied from, from 1 on; 0 where
+    there is none or no tokenizer knows. `stats`: plain numbers, see README "Metrics".
     """
 
     token_ids: tuple[int, ...]
@@ -150,4 +155,6 @@ class Output:
     sources: tuple[int, ...]
     origins: tuple[tuple[int, int], ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    documents: tuple[str, ...] = ("",)
+    lines: tuple[int, ...] = ()
     stats: dict[str, Any] = field(default_factory=dict)

@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 
 from longgraft.accept import accept
-from longgraft.admission import CHUNK_ROWS, chunks_for, pool_chunks, require_room
+from longgraft.admission import CHUNK_ROWS, admit, pool_chunks, require_room, token_ids_of
 from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.check import measure_costs, probe_exact, self_check
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
 from longgraft.cost import CostTable
 from longgraft.draft.base import Drafter, NullDrafter
 from longgraft.graft import graft
-from longgraft.index.context_index import ContextIndex
 from longgraft.prune import prune
+from longgraft.references import References
 from longgraft.resolve import resolve
+from longgraft.retrieval import Retrieval
 from longgraft.sampler import Sampler
 from longgraft.sequence import Index, Sequence
 from longgraft.stats import Stats, shared_stage
@@ -49,7 +50,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         drafter: Drafter | None = None,
-        index: Callable[[int], Index] = ContextIndex,
+        index: Callable[[int], Index] | None = None,
         cost: CostTable | None = None,
         pool: ChunkPool | None = None,
     ) -> None:
@@ -61,7 +62,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.target = Target(model, self.config.backend, self.config.exact)
         self.drafter = drafter or NullDrafter()
-        self.new_index = index
+        self.retrieval = Retrieval(tokenizer, self.target.vocab_size, self.config, index)
         self_check(self.target)
         if self.config.exact:
             probe_exact(self.target)
@@ -95,30 +96,34 @@ class Engine:
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | None = None,
         progress: Progress | None = None,
+        references: References | None = None,
     ) -> Any:
         """Generate one `Output` for one prompt (text or token ids), or a list of them for a list of prompts.
 
-        The prompts of a list run together, as many at a time as the KV pool holds.
+        The prompts of a list run together, as many at a time as the KV pool holds. `references`: what else they may
+        copy from.
         """
         if hasattr(prompts, "tolist"):
             prompts = prompts.tolist()
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
         texts: Any = [prompts] if single else prompts
         # All are opened first, so that one that cannot run is refused before any is computed.
-        waiting = [self.open(self.encode(prompt), params or SamplingParams()) for prompt in texts]
+        waiting = [self.open(self.encode(one), params or SamplingParams(), references=references) for one in texts]
         outputs: list[Output] = []
         while waiting:
-            batch = self._admit(waiting)
+            batch = admit(waiting, self.pool.num_free, self.config)
             for _ in self.run(batch, progress):
                 pass
             outputs += [self.output(seq) for seq in batch]
         return outputs[0] if single else outputs
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, references: References | None = None
+    ) -> Iterator[str]:
         """Yield text as it becomes final; never splits a character or shows part of a stop string."""
         from longgraft.stream import TextStream
 
-        seq = self.open(self.encode(prompt), params or SamplingParams())
+        seq = self.open(self.encode(prompt), params or SamplingParams(), references=references)
         text = TextStream(self._tokenizer(), seq.token_ids, seq.sampler.params.stop)
         with closing(self.run([seq])) as rounds:
             for committed in rounds:
@@ -129,7 +134,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the prompt's token ids; an empty prompt or an id outside the vocabulary is an error."""
-        ids = self._tokenizer()(prompt)["input_ids"] if isinstance(prompt, str) else _token_ids(prompt)
+        ids = self._tokenizer()(prompt)["input_ids"] if isinstance(prompt, str) else token_ids_of(prompt)
         if not ids:
             raise GraftError("the prompt is empty: expected at least one token")
         wrong = [i for i in ids if not 0 <= i < self.target.vocab_size]
@@ -137,7 +142,13 @@ class Engine:
             raise GraftError(f"prompt token id {wrong[0]}: expected 0 to {self.target.vocab_size - 1}")
         return ids
 
-    def open(self, prompt_ids: list[int], params: SamplingParams, generation_config: Any = None) -> Sequence:
+    def open(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        generation_config: Any = None,
+        references: References | None = None,
+    ) -> Sequence:
         """Admit one request: check lengths and memory, and set up its state. Nothing is computed yet.
 
         `generation_config` (default: the model's own) fills what `params` leaves open.
@@ -163,11 +174,12 @@ class Engine:
             token_ids=list(prompt_ids),
             prompt_len=len(prompt_ids),
             cache=SequenceCache(self.pool),
-            index=self.new_index(self.target.vocab_size),
+            index=self.retrieval.open(references, self.encode),
             sampler=Sampler(params, prompt_ids, self.target.vocab_size),
             stop=stop,
             stats=Stats(len(prompt_ids), self.config.plain),
             long_rope=threshold is not None and total > threshold,
+            tenant=references.tenant if references else None,
         )
 
     def run(self, batch: Seq[Sequence], progress: Progress | None = None) -> Rounds:
@@ -191,6 +203,7 @@ class Engine:
                 seq.cache.release()
             for seq in batch:
                 self.drafter.reset(seq)
+                self.retrieval.close(seq)
 
     def prefill(self, seq: Sequence, progress: Progress | None = None) -> None:
         """Compute K/V of the prompt but its last token, and index it."""
@@ -243,6 +256,7 @@ class Engine:
     def output(self, seq: Sequence) -> Output:
         """Return what a sequence holds; one that was left early says `cancelled`."""
         new = tuple(seq.new_token_ids)
+        documents, lines = self.retrieval.origins(seq)
         return Output(
             token_ids=new,
             text=seq.stop.text if self.tokenizer is not None else "",
@@ -252,6 +266,8 @@ class Engine:
             sources=tuple(seq.sources),
             origins=tuple(seq.origins),
             logprobs=tuple(seq.logprobs),
+            documents=documents,
+            lines=lines,
             stats=seq.stats.summary(),
         )
 
@@ -274,25 +290,7 @@ class Engine:
         regimes = {seq.long_rope: [s for s in active if s.long_rope == seq.long_rope] for seq in active}
         return list(regimes.values())
 
-    def _admit(self, waiting: list[Sequence]) -> list[Sequence]:
-        """Take as many requests from the front of `waiting` as fit the pool together, at least one."""
-        batch: list[Sequence] = []
-        room = self.pool.num_free
-        while waiting:
-            room -= chunks_for(waiting[0].prompt_len + waiting[0].stop.remaining, self.config)
-            if batch and room < 0:
-                break
-            batch.append(waiting.pop(0))
-        return batch
-
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise GraftError("this engine has no tokenizer: give token ids, or pass tokenizer= when making it")
         return self.tokenizer
-
-
-def _token_ids(prompt: Any) -> list[int]:
-    ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(ids, Seq) or not all(isinstance(i, int | np.integer) for i in ids):
-        raise GraftError(f"a prompt of type {type(prompt).__name__}: expected text or a flat sequence of token ids")
-    return [int(i) for i in ids]

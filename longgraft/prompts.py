@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from longgraft.config import GraftError
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
+    from longgraft.references import References
 
 
 def read_prompt(prompt: str | None, file: str | None, chat: str | None) -> str | list[Any]:
@@ -36,6 +38,19 @@ def read_file(name: str) -> str:
         raise GraftError(f"{name}: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
         raise GraftError(f"{name}: not UTF-8 text (byte {error.start}); convert it first") from error
+
+
+def read_references(
+    prediction: str | None, documents: Sequence[str] | None, corpora: Sequence[str] | None
+) -> References:
+    """Return what else may be copied from: files read, corpora named. Empty files are none."""
+    from longgraft.references import References
+
+    return References(
+        prediction=read_file(prediction) if prediction is not None else None,
+        documents={name: read_file(name) for name in documents or ()},
+        corpora=tuple(corpora or ()),
+    )
 
 
 def messages_of(name: str, text: str) -> list[Any]:

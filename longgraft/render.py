@@ -30,6 +30,7 @@ LOOKS: dict[int, tuple[str, str, str]] = {
     Source.DENSE: ("V", "34", "found by meaning"),
     Source.CORPUS: ("C", "92", "copied from a corpus"),
     Source.PREDICTION: ("X", "31", "copied from the prediction"),
+    Source.DOCUMENT: ("F", "94", "copied from a document given with the request"),
 }
 Paint = Callable[[int], tuple[str, str]]
 
@@ -121,7 +122,8 @@ def legend(sources: Seq[int], paint: Paint) -> str:
 def spans(output: Output) -> list[dict[str, Any]]:
     """Return runs of tokens `begin <= i < end` with one source and neighbouring origins.
 
-    `document` and `offset` say where the run was copied from (None: from nowhere).
+    `document`, `offset`, `file` and `line` say where the run was copied from (None: from nowhere); `file` is "" for
+    the prompt and the answer themselves, `line` counts from 1 in it.
     """
     found: list[dict[str, Any]] = []
     for i, (source, (document, offset)) in enumerate(zip(output.sources, output.origins)):
@@ -132,8 +134,26 @@ def spans(output: Output) -> list[dict[str, Any]]:
         if last and (last["source"], last["document"], follows) == (name, *origin):
             last["end"] = i + 1
         else:
-            found.append({"begin": i, "end": i + 1, "source": name, "document": origin[0], "offset": origin[1]})
+            is_known = origin[0] is not None and document < len(output.documents)
+            file = output.documents[document] if is_known else None
+            line = output.lines[i] if i < len(output.lines) and output.lines[i] else None
+            place = {"document": origin[0], "offset": origin[1], "file": file, "line": line}
+            found.append({"begin": i, "end": i + 1, "source": name, **place})
     return found
+
+
+def citations(output: Output, shortest: int = 8) -> list[str]:
+    """Return one line for each file that runs of at least `shortest` tokens were copied from, with their lines."""
+    lines: dict[str, list[int]] = {}
+    tokens: Counter[str] = Counter()
+    for span in spans(output):
+        if span["file"] and span["end"] - span["begin"] >= shortest:
+            lines.setdefault(span["file"], []).append(span["line"] or 0)
+            tokens[span["file"]] += span["end"] - span["begin"]
+    return [
+        f"{tokens[file]} tokens from {file}" + (f", lines {', '.join(map(str, sorted(set(at))))}" if any(at) else "")
+        for file, at in lines.items()
+    ]
 
 
 def report(output: Output) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Sequence:
     stats: Stats
     long_rope: bool = False
     draft_state: Any = None
+    tenant: str | None = None
     promised: float = 0.0
     kept: float = 0.0
     sources: list[int] = field(default_factory=list)

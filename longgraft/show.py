@@ -13,7 +13,8 @@ from typing import cast
 
 from longgraft.config import Output, SamplingParams
 from longgraft.engine import Engine
-from longgraft.render import Screen, legend, no_paint, paint_for, reading_progress, summary_line
+from longgraft.references import References
+from longgraft.render import Screen, citations, legend, no_paint, paint_for, reading_progress, summary_line
 from longgraft.sequence import Sequence
 
 Rounds = Generator[list[list[int]], None, None]
@@ -50,16 +51,24 @@ class CtrlC:
 
 
 def show(
-    engine: Engine, prompt_ids: list[int], params: SamplingParams, *, in_colour: bool, sums: bool = True
+    engine: Engine,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    *,
+    in_colour: bool,
+    sums: bool = True,
+    references: References | None = None,
 ) -> Output:
     """Generate and write text to stdout as it becomes final; return what exists, also after Ctrl-C."""
-    seq = engine.open(prompt_ids, params)
+    seq = engine.open(prompt_ids, params, references=references)
     paint = paint_for(sys.stdout) if in_colour else no_paint
     screen = Screen(sys.stdout, engine.tokenizer, prompt_ids, seq.sampler.params.stop, paint)
     _fill(engine, seq, screen)
     output = engine.output(seq)
     if in_colour:
         print(legend(output.sources, paint), file=sys.stderr)
+        for line in citations(output):
+            print(line, file=sys.stderr)
     if sums and sys.stderr.isatty():
         print(summary_line(output), file=sys.stderr)
     return output

@@ -36,6 +36,7 @@ class Source(IntEnum):
     DENSE = 5
     CORPUS = 6
     PREDICTION = 7
+    DOCUMENT = 8
 
 
 def _require(condition: bool, message: str) -> None:

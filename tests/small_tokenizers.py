@@ -24,14 +24,14 @@ SAMPLES = [
 ]
 
 
-def byte_level() -> PreTrainedTokenizerFast:
+def byte_level(vocab_size: int = 330) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE like GPT's or Qwen's, small enough to split most characters outside ASCII."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(LINES, trainer)
     return _wrap(tokenizer)

@@ -212,7 +212,7 @@ def test_after_an_error_in_the_index(where: str, error: type[BaseException]) -> 
     with pytest.raises(error):
         engine.generate([prompt, prompt], GREEDY)
     assert is_whole(engine)
-    engine.new_index = lambda v: SOURCES["right"](truth)
+    engine.retrieval.new_index = lambda v: SOURCES["right"](truth)
     assert list(engine.generate(prompt, GREEDY).token_ids) == truth[250:], "the engine can be used again"
 
 

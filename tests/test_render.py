@@ -10,6 +10,7 @@ from longgraft.config import Output, TokenLogprob
 from longgraft.render import (
     Screen,
     brackets,
+    citations,
     colours,
     json_line,
     legend,
@@ -23,7 +24,7 @@ from longgraft.tree import Source
 from tests import small_tokenizers as small
 
 TOKENIZER = small.byte_level()
-P, H, R = int(Source.PROMPT), int(Source.HISTORY), int(Source.ROOT)
+P, H, R, C = int(Source.PROMPT), int(Source.HISTORY), int(Source.ROOT), int(Source.CORPUS)
 
 
 def output(**changes: Any) -> Output:
@@ -107,13 +108,15 @@ def test_spans_join_neighbouring_origins_only() -> None:
     made = output(
         sources=(P, P, P, R, R, H, P),
         origins=((0, 1), (0, 2), (0, 9), (-1, -1), (-1, -1), (0, 10), (1, 11)),
+        documents=("", "a.py"),
+        lines=(3, 4, 7, 0, 0, 8, 2),
     )
     assert [tuple(span.values()) for span in spans(made)] == [
-        (0, 2, "prompt", 0, 1),
-        (2, 3, "prompt", 0, 9),
-        (3, 5, "drawn", None, None),
-        (5, 6, "history", 0, 10),
-        (6, 7, "prompt", 1, 11),
+        (0, 2, "prompt", 0, 1, "", 3),
+        (2, 3, "prompt", 0, 9, "", 7),
+        (3, 5, "drawn", None, None, None, None),
+        (5, 6, "history", 0, 10, "", 8),
+        (6, 7, "prompt", 1, 11, "a.py", 2),
     ]
     assert spans(output(sources=(), origins=())) == []
 
@@ -121,7 +124,20 @@ def test_spans_join_neighbouring_origins_only() -> None:
 def test_a_known_source_without_origin_is_one_span() -> None:
     s = int(Source.SUCCESSOR)
     made = spans(output(sources=(s, s), origins=((-1, -1), (-1, -1))))
-    assert made == [{"begin": 0, "end": 2, "source": "successor", "document": None, "offset": None}]
+    nowhere = {"document": None, "offset": None, "file": None, "line": None}
+    assert made == [{"begin": 0, "end": 2, "source": "successor", **nowhere}]
+
+
+def test_citations_name_files_and_lines_of_long_runs() -> None:
+    n = 9
+    made = output(
+        token_ids=tuple(range(2 * n + 2)),
+        sources=(C,) * (2 * n) + (P, C),
+        origins=(*((1, i) for i in range(n)), *((1, 50 + i) for i in range(n)), (0, 3), (2, 0)),
+        documents=("", "b.md", "c.md"),
+        lines=(4,) * n + (9,) * n + (1, 1),
+    )
+    assert citations(made) == [f"{2 * n} tokens from b.md, lines 4, 9"]
 
 
 def test_json_is_one_strict_line() -> None:

@@ -1,0 +1,75 @@
+"""What one request may copy from besides its own prompt and answer. None of it can change the answer.
+
+Knows names, texts and the index that they are put into; no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from longgraft.config import GraftError
+from longgraft.history import History
+from longgraft.tree import Source
+
+Text = str | Seq[int]
+PREDICTION = "(prediction)"
+HISTORY = "(history)"
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """Sources of one request.
+
+    `prediction`: what the answer will probably look like (text or token ids). `documents`: texts by name. `corpora`:
+    names, folders or opened corpora (`longgraft index build`). `tenant`: share answers with other requests of this
+    name (needs `EngineConfig.history_tokens`); without one nothing is shared.
+    """
+
+    prediction: Text | None = None
+    documents: Mapping[str, Text] = field(default_factory=dict)
+    corpora: Seq[Any] = ()
+    tenant: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.documents, Mapping):
+            raise GraftError(f"documents is a {type(self.documents).__name__}: expected texts by name")
+        if isinstance(self.corpora, str) or not isinstance(self.corpora, Seq):
+            raise GraftError(f"corpora is {self.corpora!r}: expected a list of names, folders or opened corpora")
+        if self.tenant is not None and not (isinstance(self.tenant, str) and self.tenant):
+            raise GraftError(f"tenant is {self.tenant!r}: expected a name")
+
+    def put_into(self, index: Any, encode: Callable[[Text], list[int]], history: History) -> None:
+        """Give all texts to the index of a request; `encode` turns text into token ids."""
+        if not hasattr(index, "add_text"):
+            raise GraftError(f"{type(index).__name__} takes no references: expected an index with add_text")
+        for answer in history.of(self.tenant) if self.tenant else ():
+            index.add_text(HISTORY, answer, Source.HISTORY)
+        for name, text in self.documents.items():
+            if ids := encode_named(encode, f"document {name}", text):
+                index.add_text(name, ids, Source.DOCUMENT)
+        if self.prediction is not None and (ids := encode_named(encode, "prediction", self.prediction)):
+            index.add_text(PREDICTION, ids, Source.PREDICTION)
+
+    def feed(self, index: Any, tokenizer: Any, vocab_size: int) -> None:
+        """Let the index bring passages of the corpora; those built with another tokenizer are refused."""
+        from longgraft.index.corpus import Corpus, open_corpus
+        from longgraft.index.corpus_feed import CorpusFeed, check_vocabulary
+        from longgraft.index.corpus_tokens import tokenizer_hash
+
+        wanted = tokenizer_hash(tokenizer) if tokenizer is not None else None
+        corpora = [one if isinstance(one, Corpus) else open_corpus(one, wanted) for one in self.corpora]
+        check_vocabulary(corpora, vocab_size)
+        index.feed = CorpusFeed(corpora)
+
+
+def encode_named(encode: Callable[[Text], list[int]], name: str, text: Text) -> list[int]:
+    """Return a text's token ids, [] if it is empty; a mistake names the text."""
+    if (isinstance(text, str) and not text) or (not isinstance(text, str) and not len(text)):
+        return []
+    try:
+        return encode(text)
+    except GraftError as error:
+        raise GraftError(f"{name}: {error}") from None
