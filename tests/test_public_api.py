@@ -14,7 +14,7 @@ import torch
 
 import longgraft
 from tests import engines
-from tests.engines import model_of
+from tests.engines import cost_of, model_of
 from tests.small_tokenizers import byte_level
 
 README = Path(__file__).parent.parent / "README.md"
@@ -88,7 +88,8 @@ def test_the_readme_runs(number: int, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("longgraft.load.load", lambda name, *more: (asked.append(name), (model, tokenizer))[1])
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 5, 6]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
     code = readme_code()[number]
-    names: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "inputs": inputs}
+    engine = longgraft.Engine(model, tokenizer, cost=cost_of())
+    names: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "inputs": inputs, "engine": engine}
     exec(compile(code, f"README.md[{number}]", "exec"), names)
     assert asked or "from_pretrained" not in code
     output = names.get("output")
