@@ -83,7 +83,7 @@ def readme_code() -> list[str]:
 @pytest.mark.parametrize("number", range(len(readme_code())))
 def test_the_readme_runs(number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On a small model in place of any that is named."""
-    model, tokenizer = model_of("llama", torch.float32), byte_level()
+    model, tokenizer = model_of("llama", torch.float32), byte_level(300)
     asked: list[Any] = []
     monkeypatch.setattr("longgraft.load.load", lambda name, *more: (asked.append(name), (model, tokenizer))[1])
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 5, 6]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,18 @@ from longgraft.index.corpus import Corpus, open_corpus
 from longgraft.index.corpus_build import build_corpus
 from longgraft.references import HISTORY, PREDICTION, References
 from longgraft.tree import Source
-from tests.engines import all_nodes, engine_for, model_of, prompt_of
+from tests.engines import all_nodes, engine_for, model_of, one_thread, prompt_of
 from tests.small_tokenizers import byte_level
 
 NEW = 40
 GREEDY = SamplingParams(temperature=0, max_new_tokens=NEW)
 WARM = SamplingParams(temperature=0.9, seed=5, max_new_tokens=NEW)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @lru_cache
