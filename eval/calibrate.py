@@ -3,8 +3,10 @@
 At each token of an output everything that was listed for its place is recorded with the one that came (or none);
 the conditional log-likelihood of these choices is then maximised by Adagrad, in a few passes in shuffled order. A
 replay has no logits, so the tables of the successor row are fitted on texts of which a model's likeliest next tokens
-were kept (`--observed`, .npz files as `longgraft.eval.dense` writes them). Cross-validation leaves whole
-repositories out.
+were kept (`--observed`, .npz files as `longgraft.eval.dense` writes them). The tables of hints are fitted last, on
+texts with a dense store's hints (`--hinted`, .npz files as `longgraft.eval.hints` writes them; none: they stay zero),
+while all others are held: without hints the ranking is the same whatever they were fitted on. Cross-validation leaves
+whole repositories out.
 
     python -m longgraft.eval.calibrate FILES... --tokenizer M --out F [--folds 5] [--observed FILES.npz...]
 """
@@ -22,11 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from longgraft.config import GraftError
+from longgraft.eval.hints import Hinted, load_hints
 from longgraft.eval.replay import OURS, Setting, replay_setting, vocab_size_of
 from longgraft.eval.replay_table import rows_of, table
 from longgraft.eval.tally import Tally, calibration
 from longgraft.eval.traces import POOLED, Trace, kinds_of, read_traces
-from longgraft.index.features import NUM_WEIGHTS
+from longgraft.index.features import BASES, NUM_WEIGHTS, TABLES
 from longgraft.index.native import native_module
 from longgraft.index.suffix_automaton import MIN_PROBABILITY
 from longgraft.index.weights import Weights, format_tables, to_tables
@@ -37,6 +40,8 @@ Kinds = npt.NDArray[np.uint8]
 PASSES = 4
 RATE = 0.1
 RIDGE = 1e-6
+HINT_TABLES = ("hint", "alike")
+HINT_PASSES, HINT_RATE, HINT_RIDGE = 8, 0.05, 1e-3  # few texts: a stronger ridge
 SHRINKS = tuple(np.arange(0, 0.26, 0.01))
 
 
@@ -79,6 +84,36 @@ def collect_observed(paths: Sequence[str], kinds: Kinds | None) -> list[Records]
             records.append(index.record(ids[place : place + 1], rows))
             rows[ids[place - 1]] = top[place - 1]
     return records
+
+
+def collect_hinted(hinted: Hinted, kinds: Kinds | None) -> Records:
+    """Return what was listed at each token of one output with its hints, and which of it came."""
+    ids, top, start = hinted.trace.token_ids, hinted.top_ids, hinted.trace.prompt_len
+    vocab = 1 + int(max(ids.max(), top.max()))
+    rows = np.full((vocab, top.shape[1]), -1, np.int32)
+    index = _native().LearntIndex(np.zeros(NUM_WEIGHTS), kinds, 0.0, 0.0)
+    index.extend(ids[:start], False, None, vocab)
+    index.begin(start)
+    records = []
+    for place in range(start, len(ids)):
+        index.hint(*hinted.at(place))
+        records.append(index.record(ids[place : place + 1], rows))
+        rows[ids[place - 1]] = top[place - 1]
+    return np.concatenate(records)
+
+
+def fit_hints(weights: FloatArray, records: Sequence[Records]) -> FloatArray:
+    """Return weights [NUM_WEIGHTS] with the tables of hints fitted to `records`, all others as they were."""
+    held = np.ones(NUM_WEIGHTS, np.uint8)
+    for name in HINT_TABLES:
+        held[BASES[name] : BASES[name] + TABLES[name]] = 0
+    start = np.where(held, weights, 0.0)
+    learner = _native().Fit(start, HINT_RATE, HINT_RIDGE)
+    learner.hold(held)
+    joined = np.concatenate(records)
+    for seed in range(HINT_PASSES):
+        learner.learn(joined, seed)
+    return np.asarray(learner.weights())
 
 
 def fit(records: Sequence[Records]) -> FloatArray:
@@ -139,6 +174,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", required=True, help="folder or hub id")
     parser.add_argument("--out", required=True, help="weights to write (JSON)")
     parser.add_argument("--observed", nargs="*", default=[], help="texts with a model's likeliest next tokens (.npz)")
+    parser.add_argument("--hinted", nargs="*", default=[], help="texts with hints of a dense store (.npz)")
     parser.add_argument("--folds", type=int, default=0, help="also cross-validate over repositories")
     parser.add_argument("--budget", default="16,32,60", help="nodes a step of the cross-validation")
     return parser.parse_args(arguments)
@@ -149,7 +185,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     traces = read_traces(options.files, options.tokenizer)
     kinds = kinds_of(options.tokenizer, 1 << 20)
     records, more = collect(traces, kinds), collect_observed(options.observed, kinds)
-    Path(options.out).write_text(format_tables(to_tables(fit([*records, *more]))), "utf-8")
+    weights = fit([*records, *more])
+    if options.hinted:
+        weights = fit_hints(weights, [collect_hinted(load_hints(Path(path)), kinds) for path in options.hinted])
+    Path(options.out).write_text(format_tables(to_tables(weights)), "utf-8")
     result: dict[str, Any] = {"traces": len(traces), "observed": len(options.observed), "rows": []}
     if options.folds > 1:
         parts = [(weights, part) for weights, part in held_out(traces, records, more, options.folds) if part]

@@ -17,7 +17,10 @@ from longgraft.index.places import NOWHERE
 
 NUM_CLASSES = 8  # coarse kinds of token text; 0 = unknown
 MAX_GROUPS = 24  # options taken from occurrences
-MAX_HINTED = MAX_GROUPS + 4  # options there may be before a hint adds one
+MAX_HINTS = 16  # places proposed from elsewhere that are looked at ...
+HINTS_ADDED = 4  # ... and the first of them, which may add an option ...
+MAX_HINTED = MAX_GROUPS + 4  # ... where there are fewer than so many
+HINT_MATCH = 4  # hints count where the longest match is shorter: a long one knows better
 MAX_RECENTS = 96  # options that are only recent ...
 RECENTS_SCAN = 640  # ... looked for in the last so many tokens
 MAX_ROW = 8  # options of the successor row
@@ -32,6 +35,8 @@ RUN_EDGES = (1, 2, 4, 8, 16, 32)
 SUCCESS_EDGES = (0.2, 0.4, 0.6, 0.8, 0.93)
 AGE_EDGES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 RECENT_EDGES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 36, 48, 60, 72, 84)
+COSINE_EDGES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+HINT_EDGES = (2, 5, 9)
 DISTANCE_EDGES = (1, 2, 5, 17, 65)  # ahead of the pointer; behind it: up to 4, up to 64
 
 TABLES = {
@@ -62,7 +67,8 @@ TABLES = {
     "row": 9,
     "row_match": 99,
     "else": 12,
-    "hint": 30,
+    "hint": 36,
+    "alike": 30,
     "none_length": 11,
     "none_top": 36,
     "none_two": 6,
@@ -118,6 +124,7 @@ class Option:
     recent: int = 0
     row: int = 0
     hint: int = 0
+    cosine: float = 0.0  # of its first hint
     entries: list[int] = field(default_factory=list)
 
 
@@ -135,6 +142,7 @@ class Listing:
     behind: tuple[int, int] = (NO_DISTANCE, -1)  # and before it: distance, token
     distinct: int = 0
     row_len: int = 0
+    is_hinted: bool = False  # there are hints for this context
     last_class: int = 0
     none: list[int] = field(default_factory=list)
 

@@ -118,12 +118,19 @@ class LearntIndex:
         """Say how many tokens are the prompt: places after it weigh differently."""
         self._index.begin(prompt_len)
 
-    def hint(self, places: npt.ArrayLike) -> None:
-        """Propose to go on at these places of the own text, best first, until the next call."""
-        ids = as_token_ids(places)
+    def hint(self, places: npt.ArrayLike, cosines: npt.ArrayLike) -> None:
+        """Propose to go on at these places [n] of the own text, best first, until the text changes or the next call.
+
+        `cosines [n]`: how alike the target's state there was to its newest one (`DenseStore.search`; of a hit j the
+        place is j + 2). The first 16 are looked at, and only where no match is longer than 3 tokens. They hold for
+        what comes next, not further down a path. The weights they start from were fitted on keys of 64 dimensions.
+        """
+        ids, scores = as_token_ids(places), _as_cosines(cosines)
+        if len(ids) != len(scores):
+            raise GraftError(f"{len(ids)} hints with {len(scores)} cosines: expected as many")
         if len(ids) and (ids.min() < 0 or ids.max() >= len(self)):
             raise GraftError(f"hints from {ids.min()} to {ids.max()}: expected places from 0 to {len(self) - 1}")
-        self._index.hint(ids)
+        self._index.hint(ids, scores)
 
     def draft(
         self,
@@ -183,3 +190,13 @@ class LearntIndex:
             raise GraftError(
                 f"token id {ids[wrong]} at place {wrong}: expected 0 to {self.vocab_size - 1}, or -1 between documents"
             )
+
+
+def _as_cosines(cosines: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    try:
+        scores = np.ascontiguousarray(cosines, np.float64)
+    except (TypeError, ValueError) as error:
+        raise GraftError(f"cosines of hints cannot be read as numbers ({error}): expected a row of them") from None
+    if scores.ndim != 1 or not np.all(np.abs(scores) <= 1.001):  # not NaN; keys are of unit length but for rounding
+        raise GraftError("cosines of hints: expected a row of numbers from -1 to 1")
+    return scores

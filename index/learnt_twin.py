@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longgraft.index.copying import Copy, Step, Substitutions, add_nearby, follow_copy, longest_of
-from longgraft.index.features import NUM_CLASSES, NUM_WEIGHTS, Listing
+from longgraft.index.features import MAX_HINTS, NUM_CLASSES, NUM_WEIGHTS, Listing
 from longgraft.index.listing import Context, Lister
 from longgraft.index.logit import MOST_SHRINK, Logit, Scored
 from longgraft.index.places import MAX_MATCH, MAX_TOKENS, NOWHERE, Found, Library, match_length
@@ -80,9 +80,11 @@ class PythonLearntIndex:
         """Say how many tokens of the own text are the prompt's."""
         self._lister.prompt_len = prompt_len
 
-    def hint(self, places: IntArray) -> None:
-        """Propose places, best first, for the root; others than a text's are passed over."""
-        self._lister.hints = places.tolist()
+    def hint(self, places: IntArray, cosines: DoubleArray) -> None:
+        """Propose places, best first, for the text as it is now; others than a text's are passed over."""
+        if len(places) != len(cosines) or not np.all(np.isfinite(cosines)):
+            raise ValueError("hint: expected a finite cosine for each place")
+        self._lister.hints = list(zip(places.tolist(), cosines.tolist()))[:MAX_HINTS]
 
     def extend(self, ids: IntArray, follow: bool, rows: IntArray | None, vocab: int) -> int:
         """Append all tokens, or none: return the place of the first one outside [-1, vocab), else -1.
@@ -121,12 +123,14 @@ class PythonLearntIndex:
             raise ValueError(f"truncate to {length} tokens: the text holds {len(self)}")
         kept = self._texts.own.tokens[:length]
         self._texts.own = type(self._texts.own)()
+        self._lister.hints = []
         self._automaton = Automaton()
         self._forget_copies()
         for token in kept:
             self._append(token)
 
     def _append(self, token: int) -> None:
+        self._lister.hints = []  # they were for the text as it was
         self._texts.own.append(token)
         self._automaton.append(token)
 

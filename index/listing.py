@@ -18,7 +18,11 @@ from longgraft.index.features import (
     AGE_EDGES,
     BASES,
     COARSE_EDGES,
+    COSINE_EDGES,
     COUNT_EDGES,
+    HINT_EDGES,
+    HINT_MATCH,
+    HINTS_ADDED,
     LENGTH_EDGES,
     LEVELS,
     MAX_GROUPS,
@@ -59,7 +63,7 @@ class Lister:
         self.texts = texts
         self.pairs = pairs
         self.prompt_len = ELSEWHERE  # places before it are the prompt's
-        self.hints: list[int] = []  # places proposed from elsewhere, best first
+        self.hints: list[tuple[int, float]] = []  # (place, cosine), best first, for the text as it is now
         self.recents: list[Recent] = []
         self._classes = classes
 
@@ -82,7 +86,8 @@ class Lister:
         out = Listing(last_class=self.class_of(context.tokens[-1]))
         self._group(context, out)
         self._substitute(context.copy, out)
-        if context.is_root:
+        out.is_hinted = context.is_root and len(self.hints) > 0 and out.longest < HINT_MATCH
+        if out.is_hinted:
             self._hint(out)
         for k, token in enumerate(context.row[:MAX_ROW]):
             if token >= 0:
@@ -139,12 +144,15 @@ class Lister:
             replaced.substitution = kind + 3
 
     def _hint(self, out: Listing) -> None:
-        for i, place in enumerate(self.hints):
+        for i, (place, cosine) in enumerate(self.hints):
             token = self.texts.at(place)
-            if token == SENTINEL or len(out.options) >= MAX_HINTED:
+            if token == SENTINEL:
+                continue
+            if token not in out.options and (i >= HINTS_ADDED or len(out.options) >= MAX_HINTED):
                 continue
             option = out.option(token)
-            option.hint = option.hint or 1 + i
+            if not option.hint:
+                option.hint, option.cosine = 1 + i, cosine
             if option.place == NOWHERE:
                 option.place = option.newest = place
 
@@ -175,9 +183,7 @@ class Lister:
         if o.token == out.behind[1]:
             entries.append(("nearest_back", 0))
         entries.append(("second", 8 if copy.second == NOWHERE else distance_bin(o.second)))
-        if o.hint:
-            entries.append(("hint", min(o.hint - 1, 4) * 6 + coarse))
-        return entries
+        return entries + _describe_hint(out, o, coarse)
 
     def _describe_matches(self, out: Listing, o: Option) -> list[tuple[str, int]]:
         longest, coarse = bisect_right(COARSE_EDGES, out.longest), bisect_right(COARSE_EDGES, o.match_len)
@@ -208,6 +214,15 @@ def _measure(copy: Copy, out: Listing, option: Option, place: int, length: int) 
             out.behind = (-distance, option.token)
     if copy.second != NOWHERE and abs(place - copy.second) < abs(option.second):
         option.second = place - copy.second
+
+
+def _describe_hint(out: Listing, o: Option, coarse: int) -> list[tuple[str, int]]:
+    if not out.is_hinted:
+        return []
+    if not o.hint:
+        return [("alike", coarse)]
+    alike = bisect_right(COSINE_EDGES, o.cosine)
+    return [("hint", bisect_right(HINT_EDGES, o.hint) * 9 + alike), ("alike", (1 + alike) * 3 + coarse)]
 
 
 def _describe_source(copy: Copy, o: Option, success_cell: int) -> list[tuple[str, int]]:

@@ -55,7 +55,7 @@ struct Held {
     if (!(rate >= 0.0 && rate <= 1.0)) throw nb::value_error("rate: expected 0 to 1");
     // Beyond 3/4 the score of a path could grow along it.
     if (!(shrink >= 0.0 && shrink <= 0.75)) throw nb::value_error("shrink: expected 0 to 0.75");
-    index.rate = rate;
+    index.logit.rate = rate;
     if (!classes) return;
     for (size_t i = 0; i < classes->size(); ++i)
       if (classes->data()[i] >= kNumClasses) throw nb::value_error("classes: expected numbers below 8");
@@ -92,6 +92,15 @@ int32_t extend_side(Held& h, Ints ids, int32_t vocab) {
   int32_t wrong = first_wrong(ids, vocab);
   if (wrong < 0) all_or_nothing(h.index, [&] { h.index.extend_side(ids.data(), (int32_t)ids.size()); });
   return wrong;
+}
+
+void hint(Held& h, Ints places, Doubles cosines) {
+  bool is_right = places.size() == cosines.size();
+  for (size_t i = 0; is_right && i < cosines.size(); ++i) is_right = std::isfinite(cosines.data()[i]);
+  if (!is_right) throw nb::value_error("hint: expected a finite cosine for each place");
+  h.index.lister.hints.clear();
+  for (size_t i = 0; i < places.size() && i < (size_t)kMaxHints; ++i)
+    h.index.lister.hints.push_back({places.data()[i], cosines.data()[i]});
 }
 
 // Rows of `out`: token, parent, score (float32 bits), match_len, place.
@@ -156,7 +165,7 @@ void bind_learnt(nb::module_& m) {
         return !own.empty() ? own : !side.empty() ? side : automaton;
       })
       .def("begin", [](Held& h, int32_t n) { h.index.lister.prompt_len = n; })
-      .def("hint", [](Held& h, Ints places) { h.index.lister.hints.assign(places.data(), places.data() + places.size()); })
+      .def("hint", &hint, nb::arg("places"), nb::arg("cosines"))
       .def("draft", &draft, nb::arg("out").noconvert(), nb::arg("path"), nb::arg("threshold"), nb::arg("rows").none())
       .def("options", &options, nb::arg("path"), nb::arg("rows").none())
       .def("record", &record_all, nb::arg("ids"), nb::arg("rows").none())
@@ -165,7 +174,7 @@ void bind_learnt(nb::module_& m) {
         all_or_nothing(h.index, [&] { h.index.truncate(n); });
       })
       .def("reset", [](Held& h) { h.index.reset(); })
-      .def("weights", [](const Held& h) { return to_numpy(h.index.weights); })
+      .def("weights", [](const Held& h) { return to_numpy(h.index.logit.weights); })
       .def("tokens", [](const Held& h) { return to_numpy(h.index.texts.own.tokens); })
       .def("copy", [](const Held& h) {
         const Copy& c = h.index.copy();
@@ -179,6 +188,10 @@ void bind_learnt(nb::module_& m) {
         if (!are_records(records.data(), (int64_t)records.size())) throw nb::value_error("records: not what `record` returns");
         nb::gil_scoped_release release;
         return f.pass(records.data(), (int64_t)records.size(), seed);
+      })
+      .def("hold", [](Fit& f, Bytes flags) {
+        if ((int32_t)flags.size() != kNumWeights) throw nb::value_error("hold: expected a flag for each weight");
+        f.hold(flags.data());
       })
       .def("weights", [](const Fit& f) { return to_numpy(f.weights); });
   m.def("table_sizes", [] { return std::vector<int32_t>(kTableSizes, kTableSizes + kNumTables); });

@@ -16,6 +16,9 @@ constexpr int32_t kMaxGroups = 24;       // options taken from occurrences
 constexpr int32_t kMaxRecents = 96;      // options that are only recent ...
 constexpr int32_t kRecentsScan = 640;    // ... looked for in the last so many tokens
 constexpr int32_t kMaxRow = 8;           // options of the successor row
+constexpr int32_t kMaxHints = 16;       // places proposed from elsewhere that are looked at ...
+constexpr int32_t kHintsAdded = 4;      // ... and the first of them, which may add an option
+constexpr int32_t kHintMatch = 4;       // hints count where the longest match is shorter: a long one knows better
 constexpr int32_t kMaxFeatures = 28;
 
 template <class T, size_t N>
@@ -31,6 +34,8 @@ constexpr double kShareEdges[] = {1e-9, 0.05, 0.15, 0.35, 0.6, 0.9, 0.9999999};
 constexpr int32_t kRunEdges[] = {1, 2, 4, 8, 16, 32};
 constexpr double kSuccessEdges[] = {0.2, 0.4, 0.6, 0.8, 0.93};
 constexpr int32_t kAgeEdges[] = {4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192};
+constexpr double kCosineEdges[] = {0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9};
+constexpr int32_t kHintEdges[] = {2, 5, 9};
 constexpr int32_t kRecentEdges[] = {2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 36, 48, 60, 72, 84};
 
 inline int32_t length_bin(int32_t n) { return bin(kLengthEdges, n); }    // 11
@@ -52,14 +57,14 @@ inline int32_t distance_bin(int32_t d) {  // 9; 8: far or none
 enum Table : int32_t {
   kLength, kShare1, kShare2, kShare4, kShare8, kShareTop, kNewestTop, kHistory, kAge, kNewest,
   kDistance, kAtSource, kOffSource, kSourceSuccess, kSubstitution, kLengthSuccess, kClasses, kClassLength,
-  kNearest, kNearestBack, kSecond, kRecentRank, kRecentClasses, kRecentMatch, kRow, kRowMatch, kElse, kHint,
+  kNearest, kNearestBack, kSecond, kRecentRank, kRecentClasses, kRecentMatch, kRow, kRowMatch, kElse, kHint, kAlike,
   kNoneLength, kNoneTop, kNoneTwo, kNoneSuccess, kNoneSource, kNoneClass, kNoneRow,
   kNumTables
 };
 constexpr int32_t kTableSizes[kNumTables] = {
     22, 48, 48, 48, 48, 288, 12, 12, 12, 2,
     54, 14, 18, 24, 8, 132, 64, 48,
-    56, 1, 9, 36, 64, 11, 9, 99, 12, 30,
+    56, 1, 9, 36, 64, 11, 9, 99, 12, 36, 30,
     11, 36, 6, 66, 15, 8, 12};
 constexpr int32_t table_base(int32_t table) {
   int32_t base = 0;
@@ -76,6 +81,7 @@ struct Listed {
   int32_t newest, nearest, nearest_len, second;
   int32_t counts[5];  // occurrences matching >= 1, 2, 4, 8 tokens, and the longest
   int32_t substitution, recent, row, hint;
+  double cosine;       // of its first hint
   double p;
   int32_t n;
   int16_t features[kMaxFeatures];  // only the first n are set
@@ -102,6 +108,7 @@ struct List {
   int32_t longest, top_place, newest_place;
   int32_t ahead, ahead_len, behind;  // option whose place is nearest after the pointer, and before it (-1: none)
   int32_t distinct, row_len;
+  bool is_hinted;  // there are hints for this context
   int32_t num_none;
   int16_t none[8];
   double rest;  // probability of none of the options

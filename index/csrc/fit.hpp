@@ -49,7 +49,10 @@ class Fit {
  public:
   std::vector<double> weights;
   Fit(std::vector<double> start, double rate, double ridge)
-      : weights(std::move(start)), squares_(weights.size(), 1e-2), rate_(rate), ridge_(ridge) {}
+      : weights(std::move(start)), squares_(weights.size(), 1e-2), is_held_(weights.size(), 0), rate_(rate), ridge_(ridge) {}
+
+  // Weights that are held stay as they are. `flags` [kNumWeights]
+  void hold(const uint8_t* flags) { is_held_.assign(flags, flags + weights.size()); }
 
   // One pass over records in a shuffled order; returns the mean loss in nats. `seed` decides the order.
   double pass(const int16_t* records, int64_t length, uint64_t seed) {
@@ -71,6 +74,7 @@ class Fit {
 
  private:
   std::vector<double> squares_;
+  std::vector<uint8_t> is_held_;
   double rate_, ridge_;
   std::vector<double> p_;
 
@@ -82,6 +86,7 @@ class Fit {
 
   void step(const int16_t* at, int32_t n, double slope) {
     for (int32_t i = 0; i < n; ++i) {
+      if (is_held_[at[i]]) continue;
       double g = slope + ridge_ * weights[at[i]];
       squares_[at[i]] += g * g;
       weights[at[i]] -= rate_ * g / std::sqrt(squares_[at[i]]);

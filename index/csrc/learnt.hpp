@@ -3,14 +3,10 @@
 #pragma once
 #include <memory>
 
-#include "listing.hpp"
+#include "logit.hpp"
 #include "storage.hpp"
 
 namespace longgraft {
-
-inline int16_t recent_classes(int32_t last_class, const Recent& r) {
-  return (int16_t)(table_base(kRecentClasses) + last_class * kNumClasses + r.own_class);
-}
 
 struct Drafted {
   int32_t token, parent, place, match_len, depth;
@@ -22,15 +18,14 @@ class LearntIndex {
   Library texts;
   Substitutions pairs;
   Lister lister{texts, pairs};
-  std::vector<double> weights;
-  double rate = 0.05;  // of the gradient steps on the weights; 0: they stay
+  Logit logit;
   Storage automaton;   // of the own text: finds the longest match however often it occurred
 
-  explicit LearntIndex(std::vector<double> start) : weights(std::move(start)), start_(weights) {}
+  explicit LearntIndex(std::vector<double> start) : logit(std::move(start)) {}
   LearntIndex(const LearntIndex&) = delete;
 
   // Appends tokens to the own text. `follow`: they were generated, so the source pointer follows them and, where
-  // `rate` > 0, what was listed for each place is scored against it.
+  // `logit.rate` > 0, what was listed for each place is scored against it.
   void extend(const int32_t* tokens, int32_t n, bool follow, const int32_t* rows, int32_t vocab, int32_t width) {
     texts.own.reserve(n);
     if (n > 64) automaton.reserve(n);
@@ -41,7 +36,10 @@ class LearntIndex {
         continue;
       }
       if (!is_fresh_) look_back();
-      if (rate > 0 && texts.own.size() > 0) learn(tokens[i], rows, vocab, width);
+      if (logit.rate > 0 && texts.own.size() > 0) {
+        list_end(rows, vocab, width);
+        logit.learn(list_, lister.recents(), tokens[i]);
+      }
       append_own(tokens[i]);
       look_up(texts.own.tokens.data() + texts.own.size(), texts.own.size(), text_end(automaton.a), found_);
       copy_ = follow_copy(texts, pairs, copy_, tokens[i], found_, texts.own.size(), true);
@@ -68,7 +66,7 @@ class LearntIndex {
     Cursor cursor = text_end(automaton.a);
     for (int32_t i = 1; i <= n; ++i) copy = step(copy, cursor, i);
     list_at(copy, n, rows, vocab, width);
-    score();
+    logit.score(list_, lister.recents());
     return list_;
   }
 
@@ -85,7 +83,7 @@ class LearntIndex {
     int32_t serial = 0;
     auto expand = [&](int32_t parent, const Copy& at, int32_t depth, double p) {
       list_at(at, depth, rows, vocab, width);
-      score();
+      logit.score(list_, lister.recents());
       auto enqueue = [&](int32_t token, int32_t place, int32_t match_len, double path_p) {
         if (path_p < threshold) return;
         queue_.push_back({{token, parent, place, match_len, depth - n + 1, path_p}, serial++});
@@ -124,9 +122,9 @@ class LearntIndex {
 
   void reset() {
     clear_own();
-    texts.side.clear(), lister.hints.clear();
+    texts.side.clear();
     lister.prompt_len = 1 << 30;
-    weights = start_;
+    logit.reset();
   }
 
   const Copy& copy() const { return copy_; }
@@ -137,7 +135,7 @@ class LearntIndex {
     open_context(nullptr, 0);
     occurrences_ = found_;
     fill(copy_, context_.data() + context_.size(), texts.own.size(), rows, vocab, width, true);
-    score();
+    logit.score(list_, lister.recents());
     return list_;
   }
 
@@ -155,7 +153,6 @@ class LearntIndex {
     Cursor cursor;
   };
 
-  std::vector<double> start_;
   Copy copy_;
   bool is_fresh_ = false;            // `found_` and `copy_` stand at the end of the text
   std::vector<Occurrence> found_;    // occurrences of the end of the text
@@ -167,15 +164,15 @@ class LearntIndex {
   std::vector<Drafted> nodes_;
   std::vector<State> states_;
   std::vector<Queued> queue_;
-  std::vector<double> recent_odds_[kNumClasses];
 
   void append_own(int32_t token) {
+    lister.hints.clear();  // they were for the text as it was
     texts.own.append(token);
     append(automaton.a, token, automaton);
   }
 
   void clear_own() {
-    texts.own.clear();
+    texts.own.clear(), lister.hints.clear();
     automaton.reset();
     forget_copies();
   }
@@ -210,7 +207,7 @@ class LearntIndex {
   // Gets ready to look up after the text and a path.
   void open_context(const int32_t* path, int32_t n) {
     lister.collect_recents(scratch_);
-    for (auto& odds : recent_odds_) odds.clear();
+    logit.recents_changed();
     const std::vector<int32_t>& own = texts.own.tokens;
     kept_ = std::min((int32_t)own.size(), kMaxMatch);
     context_.assign(own.end() - kept_, own.end());
@@ -250,55 +247,6 @@ class LearntIndex {
     bool has_row = rows != nullptr && last >= 0 && last < vocab;
     Context c{end, n, copy, has_row ? rows + (int64_t)last * width : nullptr, width, is_root};
     lister.list(c, occurrences_, scratch_, list_);
-  }
-
-  double sum(const int16_t* at, int32_t n) const {
-    double z = 0.0;
-    for (int32_t i = 0; i < n; ++i) z += weights[at[i]];
-    return z;
-  }
-
-  // exp of what recent token i weighs after a token of this class, without the entry that all share.
-  const std::vector<double>& recent_odds(int32_t last_class) {
-    std::vector<double>& odds = recent_odds_[last_class];
-    if (odds.empty())
-      for (const Recent& r : lister.recents())
-        odds.push_back(std::exp(weights[r.rank] + weights[recent_classes(last_class, r)]));
-    return odds;
-  }
-
-  void score() {
-    double none = sum(list_.none, list_.num_none), most = none;
-    for (Listed& o : list_.options) o.p = sum(o.features, o.n), most = std::max(most, o.p);
-    double total = list_.rest = std::exp(none - most);
-    for (Listed& o : list_.options) o.p = std::exp(o.p - most), total += o.p;
-    const std::vector<double>& odds = recent_odds(list_.last_class);
-    double shared = std::exp(weights[list_.recent_match] - most);
-    list_.recent_p.clear();
-    for (int32_t i : list_.recent) list_.recent_p.push_back(shared * odds[i]), total += list_.recent_p.back();
-    for (Listed& o : list_.options) o.p /= total;
-    for (double& p : list_.recent_p) p /= total;
-    list_.rest /= total;
-  }
-
-  // One gradient step on the log-likelihood of `token` among what is listed at the end of the text.
-  void learn(int32_t token, const int32_t* rows, int32_t vocab, int32_t width) {
-    list_end(rows, vocab, width);
-    bool listed = false;
-    auto step = [this](const int16_t* at, int32_t n, double slope) {
-      for (int32_t i = 0; i < n; ++i) weights[at[i]] -= rate * slope;
-    };
-    for (const Listed& o : list_.options) {
-      step(o.features, o.n, o.p - (o.token == token ? 1.0 : 0.0));
-      listed |= o.token == token;
-    }
-    for (size_t k = 0; k < list_.recent.size(); ++k) {
-      const Recent& r = lister.recents()[list_.recent[k]];
-      const int16_t at[3] = {r.rank, recent_classes(list_.last_class, r), list_.recent_match};
-      step(at, 3, list_.recent_p[k] - (r.token == token ? 1.0 : 0.0));
-      listed |= r.token == token;
-    }
-    step(list_.none, list_.num_none, list_.rest - (listed ? 0.0 : 1.0));
   }
 };
 

@@ -14,6 +14,12 @@ struct Context {
   bool is_root;        // hints hold for the root alone
 };
 
+// A place proposed from elsewhere (dense store), and how alike the target's state there was to its newest one.
+struct Hint {
+  int32_t place;
+  double cosine;
+};
+
 // Options of equal rank keep the order they were listed in. (Numbering of the bits is the tables' own.)
 class Lister {
  public:
@@ -22,7 +28,7 @@ class Lister {
   const uint8_t* classes = nullptr;  // [num_classed] kind of each token's text, or null
   int32_t num_classed = 0;
   int32_t prompt_len = 1 << 30;      // places before it are the prompt's
-  std::vector<int32_t> hints;        // places proposed from elsewhere (dense store), best first; root only
+  std::vector<Hint> hints;           // best first, at most kMaxHints; for the root of the text as it is now
 
   Lister(const Library& t, const Substitutions& p) : texts(t), pairs(p) {}
 
@@ -44,7 +50,8 @@ class Lister {
     scratch.clear();
     group(c, found, scratch, out);
     substitute(c, scratch, out);
-    if (c.is_root) hint(scratch, out);
+    out.is_hinted = c.is_root && !hints.empty() && out.longest < kHintMatch;
+    if (out.is_hinted) hint(scratch, out);
     add_row(c, scratch, out);
     out.distinct = (int32_t)out.options.size();
     add_recent(scratch, out);
@@ -135,11 +142,12 @@ class Lister {
 
   void hint(Scratch& by_token, List& out) {
     for (size_t i = 0; i < hints.size(); ++i) {
-      int32_t token = texts.at(hints[i]);
-      if (token == kSentinel || out.options.size() >= kMaxGroups + 4) continue;
+      int32_t token = texts.at(hints[i].place);
+      if (token == kSentinel) continue;
+      if (by_token[token] < 0 && (i >= (size_t)kHintsAdded || out.options.size() >= kMaxGroups + 4)) continue;
       Listed& option = option_of(out, by_token, token);
-      if (option.hint == 0) option.hint = 1 + (int32_t)i;
-      if (option.place == kNowhere) option.place = option.newest = hints[i];
+      if (option.hint == 0) option.hint = 1 + (int32_t)i, option.cosine = hints[i].cosine;
+      if (option.place == kNowhere) option.place = option.newest = hints[i].place;
     }
   }
 
@@ -205,7 +213,10 @@ class Lister {
     put(kNearest, (i == list.ahead ? 1 + coarse_bin(list.ahead_len) : 0) * kNumClasses + last);
     if (i == list.behind) put(kNearestBack, 0);
     put(kSecond, copy.second == kNowhere ? 8 : distance_bin(o.second));
-    if (o.hint) put(kHint, std::min(o.hint - 1, 4) * 6 + m);
+    if (!list.is_hinted) return;
+    int32_t alike = o.hint ? 1 + bin(kCosineEdges, o.cosine) : 0;
+    if (o.hint) put(kHint, bin(kHintEdges, o.hint) * 9 + alike - 1);
+    put(kAlike, alike * 3 + m);
   }
 
   void describe_none(const Context& c, List& list) {

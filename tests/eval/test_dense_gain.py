@@ -7,10 +7,8 @@ import pytest
 
 from longgraft.eval import dense_gain
 from longgraft.eval.dense_gain import Root, accepted_at, choice_at, documents, fit, gains, interval, replay_roots
-from longgraft.eval.hidden_states import Thoughts
 from longgraft.eval.replay import Trace
-
-HIDDEN = 24
+from tests.eval.thoughts import made_up
 
 
 def root(
@@ -50,23 +48,6 @@ def test_fit_prefers_what_was_right() -> None:
     columns, none = fit(choices)
     scores = choices[0].columns @ columns
     assert choices[0].tokens[int(scores.argmax())] == 3 and scores.max() > choices[0].none @ none
-
-
-def made_up(seed: int, tell: bool) -> Thoughts:
-    """A text of copied runs with a new token before each; its states tell what comes then (`tell`), or nothing."""
-    rng = np.random.default_rng(seed)
-    prompt = rng.permutation(300)
-    output: list[int] = []
-    while len(output) < 200:
-        start = int(rng.integers(0, 280))
-        output += [300 + len(output), *prompt[start : start + 8].tolist()]
-    tokens = np.concatenate([prompt, output]).astype(np.int32)
-    meaning = rng.standard_normal((600, HIDDEN)).astype(np.float16)
-    states = rng.standard_normal((len(tokens), HIDDEN)).astype(np.float16)
-    if tell:
-        states[:-2] = meaning[tokens[2:]]
-    top_ids = rng.integers(0, 300, (len(tokens), 8)).astype(np.int32)
-    return Thoughts(Trace(f"family {seed % 2}", "g", tokens, 300), (1,), states[:, None], top_ids)
 
 
 @pytest.mark.parametrize("tell", [True, False])

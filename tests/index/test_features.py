@@ -23,7 +23,7 @@ from longgraft.index.features import (
 def test_tables_follow_one_another() -> None:
     ends = [BASES[name] + size for name, size in TABLES.items()]
     assert list(BASES.values()) == [0, *ends[:-1]]
-    assert ends[-1] == NUM_WEIGHTS == 1383
+    assert ends[-1] == NUM_WEIGHTS == 1419
     assert TABLES["classes"] == TABLES["recent_classes"] == NUM_CLASSES**2
     assert TABLES["row"] == 1 + MAX_ROW
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from longgraft.index.copying import Copy, Substitutions
 from longgraft.index.features import (
     BASES,
+    HINTS_ADDED,
     MAX_GROUPS,
-    MAX_HINTED,
+    MAX_HINTS,
     MAX_RECENTS,
     NUM_WEIGHTS,
     RECENTS_SCAN,
@@ -75,7 +76,7 @@ def test_only_the_best_groups_stay() -> None:
 
 def test_rows_hints_and_recents_meet_in_one_option() -> None:
     lister = lister_of([1, 2, 3, 4, 1])
-    lister.hints = [99, 1, 1, 2]
+    lister.hints = [(99, 0.9), (1, 0.8), (1, 0.7), (2, 0.6)]
     out = list_end(lister, row=(2, -1, 9, 2))
     option = out.options[2]
     assert (option.row, option.hint, option.recent, option.place) == (1, 2, 4, 1)
@@ -87,8 +88,10 @@ def test_rows_hints_and_recents_meet_in_one_option() -> None:
 
 def test_hints_are_few() -> None:
     lister = lister_of([*range(100), 200])
-    lister.hints = list(range(100))
-    assert len(list_end(lister).options) == MAX_HINTED
+    lister.hints = [(place, 0.5) for place in range(MAX_HINTS)]
+    out = list_end(lister)
+    assert list(out.options) == list(range(HINTS_ADDED))  # the others may only speak for what is listed
+    assert [option.hint for option in out.options.values()] == list(range(1, HINTS_ADDED + 1))
 
 
 def test_classes_beyond_the_known_are_zero() -> None:
@@ -120,10 +123,10 @@ copies = st.builds(
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
-@given(texts, copies, st.lists(st.integers(-1, 40), max_size=9), st.lists(st.integers(-1, 99), max_size=40))
+@given(texts, copies, st.lists(st.integers(-1, 40), max_size=9), st.lists(st.integers(-1, 99), max_size=16))
 def test_every_entry_lies_in_its_table(tokens: list[int], copy: Copy, row: list[int], hints: list[int]) -> None:
     lister = lister_of(tokens, classes=(np.arange(30) % 8).astype(np.uint8))
-    lister.hints = hints
+    lister.hints = [(place, place / 99) for place in hints]
     out = list_end(lister, copy, tuple(row))
     for option in out.options.values():
         assert option.token >= 0
