@@ -12,7 +12,7 @@ from itertools import islice
 
 from longgraft.index.reference import SENTINEL
 
-VISITS = {8: 64, 4: 128, 2: 192, 1: 64}  # places read after as many tokens: more adds little on real text
+VISITS = {8: 32, 4: 64, 2: 96, 1: 64}  # places read after as many tokens: more adds little on real text
 MAX_MATCH = 32  # longer matches count as this long
 ELSEWHERE = 1 << 30  # places from here on lie in the side text
 MAX_TOKENS = 2**29  # of one text; as the automaton's

@@ -34,7 +34,7 @@ class Weights:
 
     values: FloatArray = field(default_factory=lambda: load_weights())
     rate: float = 0.05
-    shrink: float = 0.09
+    shrink: float = 0.08
 
     def __post_init__(self) -> None:
         if self.values.shape != (NUM_WEIGHTS,) or self.values.dtype != np.float64:

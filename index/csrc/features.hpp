@@ -38,13 +38,29 @@ constexpr double kCosineEdges[] = {0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9};
 constexpr int32_t kHintEdges[] = {2, 5, 9};
 constexpr int32_t kRecentEdges[] = {2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 36, 48, 60, 72, 84};
 
-inline int32_t length_bin(int32_t n) { return bin(kLengthEdges, n); }    // 11
-inline int32_t coarse_bin(int32_t n) { return bin(kCoarseEdges, n); }    // 6
-inline int32_t count_bin(int32_t n) { return bin(kCountEdges, n); }      // 6
+// Bins of the small numbers that are asked for all the time, looked up.
+struct SmallBins {
+  static constexpr int32_t kRoom = 64;
+  uint8_t length[kRoom], coarse[kRoom], count[kRoom], share[kRoom][kRoom];
+  SmallBins() {
+    for (int32_t n = 0; n < kRoom; ++n) {
+      length[n] = (uint8_t)bin(kLengthEdges, n), coarse[n] = (uint8_t)bin(kCoarseEdges, n);
+      count[n] = (uint8_t)bin(kCountEdges, n);
+      for (int32_t k = 0; k < kRoom; ++k) share[n][k] = n ? (uint8_t)bin(kShareEdges, (double)k / (double)n) : 0;
+    }
+  }
+};
+inline const SmallBins kSmallBins;
+inline bool is_small(int32_t n) { return (uint32_t)n < (uint32_t)SmallBins::kRoom; }
+
+inline int32_t length_bin(int32_t n) { return is_small(n) ? kSmallBins.length[n] : bin(kLengthEdges, n); }  // 11
+inline int32_t coarse_bin(int32_t n) { return is_small(n) ? kSmallBins.coarse[n] : bin(kCoarseEdges, n); }  // 6
+inline int32_t count_bin(int32_t n) { return is_small(n) ? kSmallBins.count[n] : bin(kCountEdges, n); }     // 6
 inline int32_t run_bin(int32_t n) { return bin(kRunEdges, n); }          // 7
 inline int32_t success_bin(double s) { return bin(kSuccessEdges, s); }   // 6
 inline int32_t age_bin(int32_t n) { return bin(kAgeEdges, n); }          // 12
 inline int32_t share_bin(int32_t count, int32_t total) {                 // 8
+  if (is_small(count) && is_small(total)) return kSmallBins.share[total][count];
   return total > 0 ? bin(kShareEdges, (double)count / (double)total) : 0;
 }
 constexpr int32_t kNoDistance = 1 << 29;

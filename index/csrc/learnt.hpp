@@ -134,6 +134,7 @@ class LearntIndex {
     if (!is_fresh_) look_back();
     open_context(nullptr, 0);
     occurrences_ = found_;
+    has_met_ = false;
     fill(copy_, context_.data() + context_.size(), texts.own.size(), rows, vocab, width, true);
     logit.score(list_, lister.recents());
     return list_;
@@ -158,6 +159,7 @@ class LearntIndex {
   std::vector<Occurrence> found_;    // occurrences of the end of the text
   std::vector<Occurrence> occurrences_;
   Scratch scratch_;
+  bool has_met_ = false;             // `scratch_` holds the places of `occurrences_`
   List list_;
   std::vector<int32_t> context_;     // the last tokens of the text, then a path
   int32_t kept_ = 0;                 // how many of them are the text's
@@ -225,11 +227,15 @@ class LearntIndex {
     const int32_t* end = context_.data() + kept_ + depth;
     cursor = end[-1] == kSentinel ? Cursor{kRoot, 0} : advance(automaton.a, cursor, end[-1]);
     look_up(end, kept_ + depth, cursor, occurrences_);
+    has_met_ = true;
     return follow_copy(texts, pairs, before, end[-1], occurrences_, texts.own.size() + depth, false);
   }
 
   void list_at(const Copy& copy, int32_t depth, const int32_t* rows, int32_t vocab, int32_t width) {
-    if (depth == 0) occurrences_ = found_;
+    if (depth == 0) {
+      occurrences_ = found_;
+      has_met_ = false;
+    }
     fill(copy, context_.data() + kept_ + depth, kept_ + depth, rows, vocab, width, depth == 0);
   }
 
@@ -239,9 +245,11 @@ class LearntIndex {
       static const int32_t nothing = kSentinel;
       end = &nothing + 1;
     }
-    // The scratch still holds the places of this look-up only when it was the last; meet them again.
-    scratch_.clear();
-    for (const Occurrence& o : occurrences_) scratch_.add(o.place);
+    if (!has_met_) {  // the scratch holds other things than the places that were found: meet them again
+      scratch_.clear();
+      for (const Occurrence& o : occurrences_) scratch_.add(o.place);
+    }
+    has_met_ = false;
     find_nearby(texts, copy, end, n, scratch_, occurrences_);
     int32_t last = end[-1];
     bool has_row = rows != nullptr && last >= 0 && last < vocab;

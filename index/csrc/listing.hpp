@@ -163,15 +163,17 @@ class Lister {
 
   // Takes the recent tokens that are options already out of the list of them.
   void add_recent(Scratch& by_token, List& out) {
-    out.recent.clear();
+    out.recent.resize(recents_.size());
+    size_t n = 0;
     for (size_t i = 0; i < recents_.size(); ++i) {
-      int32_t known = by_token[recents_[i].token];
+      int32_t known = by_token.get(recents_[i].token);
       if (known >= 0) {
         out.options[known].recent = 1 + (int32_t)i;
       } else {
-        out.recent.push_back((int32_t)i);
+        out.recent[n++] = (int32_t)i;
       }
     }
+    out.recent.resize(n);
   }
 
   // Entries of one option; those of tables that say nothing about it are left out.

@@ -31,8 +31,8 @@ class Logit {
     for (Listed& o : list.options) o.p = std::exp(o.p - most), total += o.p;
     const std::vector<double>& odds = recent_odds(list.last_class, recents);
     double shared = std::exp(weights[list.recent_match] - most);
-    list.recent_p.clear();
-    for (int32_t i : list.recent) list.recent_p.push_back(shared * odds[i]), total += list.recent_p.back();
+    list.recent_p.resize(list.recent.size());
+    for (size_t k = 0; k < list.recent.size(); ++k) total += list.recent_p[k] = shared * odds[list.recent[k]];
     for (Listed& o : list.options) o.p /= total;
     for (double& p : list.recent_p) p /= total;
     list.rest /= total;

@@ -15,7 +15,8 @@ namespace longgraft {
 
 constexpr int32_t kNumGrams = 4;
 constexpr int32_t kGrams[kNumGrams] = {8, 4, 2, 1};
-constexpr int32_t kVisits[kNumGrams] = {64, 128, 192, 64};  // links followed: more adds little on real text
+constexpr int32_t kVisits[kNumGrams] = {32, 64, 96, 64};  // links followed: more adds little on real text
+constexpr int32_t kMostVisits = 96;
 constexpr int32_t kMaxMatch = 32;                           // longer matches count as this long
 constexpr int32_t kElsewhere = 1 << 30;  // places from here on lie in the side text
 constexpr int32_t kNowhere = -1;
@@ -40,6 +41,7 @@ class GramTable {
     }
   }
   int32_t at(size_t slot) const { return slots_[slot]; }
+  void expect(const int32_t* end) const { prefetch(&slots_[hash_gram(end, n_) & (slots_.size() - 1)]); }
 
   // Sets the newest place and returns the one before it.
   int32_t set(const std::vector<int32_t>& tokens, int32_t place) {
@@ -90,6 +92,8 @@ class Text {
       links_[k].push_back(run_ < kGrams[k] ? kNowhere : newest_[k].set(tokens, size()));
   }
 
+  // Asks for what `newest` will read.
+  void expect(int32_t k, const int32_t* end) const { newest_[k].expect(end); }
   // Newest place after the last kGrams[k] tokens before `end`, and the one before a place.
   int32_t newest(int32_t k, const int32_t* end) const { return newest_[k].at(newest_[k].find(tokens, end)); }
   int32_t before(int32_t k, int32_t place) const { return links_[k][place - 1]; }
@@ -179,6 +183,14 @@ class Scratch {
       if (e.key == key) return e.value;
     }
   }
+  // The same without keeping the key.
+  int32_t get(int32_t key) const {
+    for (uint32_t i = (uint32_t)key * 0x9e3779b1u >> 21;; i = (i + 1) & (kRoom - 1)) {
+      const Entry& e = entries_[i];
+      if (e.round != round_) return -1;
+      if (e.key == key) return e.value;
+    }
+  }
   // True the first time a key is met.
   bool add(int32_t key) {
     int32_t& value = (*this)[key];
@@ -195,15 +207,28 @@ class Scratch {
   uint32_t round_ = 1;
 };
 
-// Places after the longest, then shorter suffixes of the `n` tokens before `end`; newest first in each walk.
+// Places after the longest, then shorter suffixes of the `n` tokens before `end`; newest first in each walk. The walks
+// go side by side, because each step of one waits for memory.
 inline void find_occurrences(const Text& text, int32_t base, const int32_t* end, int32_t n, Scratch& met,
                              std::vector<Occurrence>& out) {
-  for (int32_t k = 0; k < kNumGrams; ++k) {
-    if (n < kGrams[k]) continue;
-    int32_t place = text.newest(k, end);
-    for (int32_t visits = kVisits[k]; place != kNowhere && visits > 0; --visits, place = text.before(k, place))
-      if (place < text.size() && met.add(base + place)) out.push_back({base + place, text.match(place, end, n)});
+  int32_t found[kNumGrams][kMostVisits], counts[kNumGrams] = {}, at[kNumGrams];
+  for (int32_t k = 0; k < kNumGrams; ++k)
+    if (n >= kGrams[k]) text.expect(k, end);
+  for (int32_t k = 0; k < kNumGrams; ++k) at[k] = n < kGrams[k] ? kNowhere : text.newest(k, end);
+  for (bool is_done = false; !is_done;) {
+    is_done = true;
+    for (int32_t k = 0; k < kNumGrams; ++k) {
+      if (at[k] == kNowhere || counts[k] == kVisits[k]) continue;
+      prefetch(text.tokens.data() + at[k]);
+      found[k][counts[k]++] = at[k];
+      at[k] = text.before(k, at[k]);
+      is_done = false;
+    }
   }
+  for (int32_t k = 0; k < kNumGrams; ++k)
+    for (int32_t i = 0; i < counts[k]; ++i)
+      if (int32_t place = found[k][i]; place < text.size() && met.add(base + place))
+        out.push_back({base + place, text.match(place, end, n)});
 }
 
 }  // namespace longgraft
