@@ -12,8 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 UNKNOWN, WORD, SPACED_WORD, PUNCTUATION, NEWLINE, BLANKS, DIGITS, PIECE = range(8)
-# How byte-level and sentencepiece vocabularies write blanks.
-BLANK_SIGNS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t", "č": "\r"})
+# How byte-level vocabularies write blanks; in others these are letters of some languages.
+BYTE_SIGNS = str.maketrans({"Ġ": " ", "Ċ": "\n", "ĉ": "\t", "č": "\r"})
+LINE_BREAK_PIECE = "<0x0A>"  # the byte 10 of vocabularies with byte fallback
+# How sentencepiece writes them; byte-level vocabularies use the sign in names of special tokens at most.
+PIECE_SIGN, PIECE_SIGNS = "▁", str.maketrans({"▁": " "})
 
 
 def kind_of(text: str) -> int:
@@ -45,13 +48,13 @@ def wording_of(tokenizer: Any, vocab_size: int) -> Wording | None:
 
     Special tokens and ids beyond the tokenizer's own are UNKNOWN.
     """
-    if not hasattr(tokenizer, "convert_ids_to_tokens"):
+    if not hasattr(tokenizer, "convert_ids_to_tokens") or not hasattr(tokenizer, "__len__"):
         return None
     known = min(len(tokenizer), vocab_size)
-    names = [
-        name.translate(BLANK_SIGNS).replace("<0x0A>", "\n") if isinstance(name, str) else ""
-        for name in tokenizer.convert_ids_to_tokens(list(range(known)))
-    ]
+    names = [name if isinstance(name, str) else "" for name in tokenizer.convert_ids_to_tokens(list(range(known)))]
+    pieces, bytewise = (sum(name.startswith(sign) for name in names) for sign in (PIECE_SIGN, "Ġ"))
+    signs = PIECE_SIGNS if pieces > bytewise else BYTE_SIGNS
+    names = ["\n" if name == LINE_BREAK_PIECE else name.translate(signs) for name in names]
     kinds, newlines = np.zeros(vocab_size, np.uint8), np.zeros(vocab_size, np.uint8)
     kinds[:known] = [kind_of(name) for name in names]
     newlines[:known] = [min(name.count("\n"), 255) for name in names]
