@@ -143,16 +143,20 @@ def spans(output: Output) -> list[dict[str, Any]]:
 
 
 def citations(output: Output, shortest: int = 8) -> list[str]:
-    """Return one line for each file that runs of at least `shortest` tokens were copied from, with their lines."""
-    lines: dict[str, list[int]] = {}
-    tokens: Counter[str] = Counter()
+    """Return one line for each file that runs of at least `shortest` tokens were copied from.
+
+    It names the lines that the runs begin on, as far as they are known. Two files of one name are two lines.
+    """
+    lines: dict[int, set[int]] = {}
+    tokens: Counter[int] = Counter()
     for span in spans(output):
         if span["file"] and span["end"] - span["begin"] >= shortest:
-            lines.setdefault(span["file"], []).append(span["line"] or 0)
-            tokens[span["file"]] += span["end"] - span["begin"]
+            lines.setdefault(span["document"], set()).update([span["line"]] if span["line"] else [])
+            tokens[span["document"]] += span["end"] - span["begin"]
     return [
-        f"{tokens[file]} tokens from {file}" + (f", lines {', '.join(map(str, sorted(set(at))))}" if any(at) else "")
-        for file, at in lines.items()
+        f"{tokens[number]} tokens from {output.documents[number]}"
+        + (f", lines {', '.join(map(str, sorted(at)))}" if at else "")
+        for number, at in lines.items()
     ]
 
 

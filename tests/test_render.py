@@ -154,3 +154,15 @@ def test_the_summary_line_says_why_only_if_there_is_a_reason() -> None:
     stats = {"new_tokens": 3, "decode_tokens_per_s": 12.34, "acceptance_length": 1.5, "end_to_end_s": 2.0, "why": ""}
     assert summary_line(output(stats=stats)) == "3 tokens (length), 12.3 tokens/s, 1.50 tokens a pass, 2.0 s in all"
     assert summary_line(output(stats=stats | {"why": "because"})).endswith("; because")
+
+
+def test_citations_keep_files_of_one_name_and_unknown_lines_apart() -> None:
+    n = 10
+    s = int(Source.CORPUS)
+    made = output(
+        sources=(s,) * 3 * n,
+        origins=tuple((d, i) for d in (1, 2) for i in range(n)) + tuple((1, 50 + i) for i in range(n)),
+        documents=("", "a.py", "a.py"),
+        lines=(4,) * n + (9,) * n + (0,) * n,
+    )
+    assert citations(made) == [f"{2 * n} tokens from a.py, lines 4", f"{n} tokens from a.py, lines 9"]
