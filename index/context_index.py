@@ -8,6 +8,7 @@ source pointer's place, substitutions, successor rows and recent tokens compete 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,26 +86,34 @@ class ContextIndex:
         """Take in the target's likeliest successors `top_ids [n, k]` of tokens [n], from raw logits."""
         self.successors.extend(token_ids, top_ids)
 
-    def add_text(self, name: str, token_ids: npt.ArrayLike, source: Source, offset: int = 0, line: int = 1) -> int:
+    def add_text(
+        self,
+        name: str,
+        token_ids: npt.ArrayLike,
+        source: Source,
+        *,
+        offset: int = 0,
+        line: int = 1,
+        document: int | None = None,
+    ) -> int:
         """Make a text from elsewhere [n] something to copy from; or a piece that starts at `offset`, on `line`.
 
-        Returns the number of its document, by which origins name it; pieces of one name are one document.
+        Returns the number of its document, by which origins name it. Each call makes a new one, so that texts of one
+        name are told apart; `document`: the number of the one that this is a further piece of.
         """
         ids = as_token_ids(token_ids)
-        if name not in self._numbers:
-            self._numbers[name] = len(self.documents)
+        if document is not None and not 0 < document < len(self.documents):
+            raise GraftError(f"document is {document}: expected a number that add_text returned")
+        number = len(self.documents) if document is None else document
+        self._add(Piece(ids, source, number, offset, line))
+        if document is None:
             self.documents.append(name)
-        self._add(Piece(ids, source, self._numbers[name], offset, line))
-        return self._numbers[name]
+        return number
 
     def _add(self, piece: Piece) -> None:
         self._starts.append(self.text.extend_side(piece.token_ids))
         self._pieces.append(piece)
-
-    @property
-    def fed_len(self) -> int:
-        """Tokens of corpora brought so far."""
-        return sum(len(piece.token_ids) for piece in self._pieces if piece.source == Source.CORPUS)
+        self.fed_len += len(piece.token_ids) if piece.source == Source.CORPUS else 0
 
     def clear_fed(self) -> None:
         """Forget what corpora brought; other texts and all document numbers stay."""
@@ -112,6 +121,7 @@ class ContextIndex:
         self.text.clear_side()
         self._starts.clear()
         self._pieces.clear()
+        self.fed_len = 0
         for piece in kept:
             self._add(piece)
 
@@ -144,20 +154,14 @@ class ContextIndex:
 
         `newlines [vocab_size]`: line breaks in each token's text.
         """
-        own = self.text.tokens()
-        before = np.concatenate([[0], np.cumsum(np.where(own >= 0, newlines[own], 0))])
-        return [
-            (int(before[offset]) + 1 if 0 <= offset < len(own) else 0)
-            if document == CONTEXT_DOCUMENT
-            else self._line_elsewhere(document, offset, newlines)
-            for document, offset in origins
-        ]
-
-    def _line_elsewhere(self, document: int, offset: int, newlines: npt.NDArray[np.uint8]) -> int:
+        wanted = {document for document, _ in origins}
+        # By document: (first offset, line of each token) of its pieces. Each text is counted through once.
+        found = {CONTEXT_DOCUMENT: [(0, _lines(self.text.tokens(), newlines))]}
         for piece in self._pieces:
-            if piece.document == document and 0 <= offset - piece.offset < len(piece.token_ids):
-                return piece.line + int(newlines[piece.token_ids[: offset - piece.offset]].sum())
-        return 0
+            if piece.document in wanted:
+                lines = piece.line - 1 + _lines(piece.token_ids, newlines)
+                found.setdefault(piece.document, []).append((piece.offset, lines))
+        return [_line_at(found.get(document, ()), offset) for document, offset in origins]
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens; other texts, successor rows and what was learnt stay. O(length)"""
@@ -171,7 +175,7 @@ class ContextIndex:
         self.text.reset()
         self.successors.reset()
         self.documents = [""]  # by number; 0: the sequence itself
-        self._numbers: dict[str, int] = {}
+        self.fed_len = 0  # tokens of corpora brought so far
         self._starts: list[int] = []
         self._pieces: list[Piece] = []
         self._tail = NO_PATH
@@ -188,4 +192,17 @@ class ContextIndex:
     @property
     def memory_bytes(self) -> int:
         """Bytes held by texts, links and successor rows."""
-        return self.text.memory_bytes + self.successors.memory_bytes
+        pieces = sum(piece.token_ids.nbytes for piece in self._pieces)
+        return self.text.memory_bytes + self.successors.memory_bytes + pieces
+
+
+def _lines(token_ids: npt.NDArray[np.int32], newlines: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Return the line, from 1 on, that each token [n] begins on; separators break none."""
+    breaks = np.where(token_ids >= 0, newlines[token_ids], 0).astype(np.int64)
+    lines: npt.NDArray[np.int64] = 1 + np.cumsum(breaks) - breaks
+    return lines
+
+
+def _line_at(pieces: Sequence[tuple[int, npt.NDArray[np.int64]]], offset: int) -> int:
+    """Return the line of an offset in pieces (first offset, line of each token) of one document; 0 if in none."""
+    return next((int(lines[offset - first]) for first, lines in pieces if 0 <= offset - first < len(lines)), 0)

@@ -7,6 +7,7 @@ the ranking knows (pointer, substitutions, look-ups at every node) then works on
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -31,29 +32,49 @@ class Texts(Protocol):
     def fed_len(self) -> int:
         """Tokens of passages brought so far."""
 
-    def add_text(self, name: str, token_ids: npt.ArrayLike, source: Source, offset: int = 0, line: int = 1) -> int:
-        """Make a piece of a document something to copy from."""
+    def add_text(
+        self,
+        name: str,
+        token_ids: npt.ArrayLike,
+        source: Source,
+        *,
+        offset: int = 0,
+        line: int = 1,
+        document: int | None = None,
+    ) -> int:
+        """Make a piece of a document something to copy from; returns the document's number."""
 
     def clear_fed(self) -> None:
         """Forget the passages."""
 
 
 class CorpusFeed:
-    """Looks the end of a context up in corpora and brings what it finds to an index, each passage once."""
+    """Looks the end of a context up in corpora and brings what it finds to an index, each passage once.
+
+    A corpus that cannot be read any more is left out from then on, with a warning: no request fails for want of a
+    proposal.
+    """
 
     def __init__(self, corpora: Sequence[Corpus]) -> None:
         self.corpora = tuple(corpora)
-        self._brought: set[tuple[int, int, int]] = set()
+        self._lost: set[int] = set()  # corpora, by number
+        self.reset()
 
     def bring(self, index: Texts, context: IntArray) -> None:
         """Bring passages that follow the longest suffix of `context [n]` that occurs in each corpus."""
         if index.fed_len > MAX_TOKENS:
             index.clear_fed()
-            self.reset()
+            self._brought.clear()
         for number, corpus in enumerate(self.corpora):
-            hits = corpus.lookup(context, MIN_MATCH, HITS)
-            for end in hits.ends.tolist():
-                self._bring(index, number, corpus, end)
+            if number in self._lost:
+                continue
+            try:
+                hits = corpus.lookup(context, MIN_MATCH, HITS)
+                for end in hits.ends.tolist():
+                    self._bring(index, number, corpus, end)
+            except GraftError as error:
+                self._lost.add(number)
+                warnings.warn(f"{error}; this request goes on without it", RuntimeWarning, stacklevel=2)
 
     def _bring(self, index: Texts, number: int, corpus: Corpus, end: int) -> None:
         passage = corpus.passage(end, BEFORE, AFTER)
@@ -61,18 +82,35 @@ class CorpusFeed:
         window = (number, passage.document, (passage.offset + BEFORE) // (AFTER // 2))
         if window in self._brought or len(passage.token_ids) < 2:
             return
-        self._brought.add(window)
         path, line = corpus.origin(passage.document, passage.offset)
-        index.add_text(path, passage.token_ids, Source.CORPUS, passage.offset, line)
+        text = (number, passage.document)
+        self._documents[text] = index.add_text(
+            path,
+            passage.token_ids,
+            Source.CORPUS,
+            offset=passage.offset,
+            line=line,
+            document=self._documents.get(text),
+        )
+        self._brought.add(window)
 
     def reset(self) -> None:
-        """Forget which passages were brought."""
-        self._brought.clear()
+        """Forget which passages were brought, and the numbers of their documents."""
+        self._brought: set[tuple[int, int, int]] = set()
+        self._documents: dict[tuple[int, int], int] = {}  # (corpus, document in it): document of the index
 
 
-def check_vocabulary(corpora: Sequence[Corpus], vocab_size: int) -> None:
-    """Raise `GraftError` if a corpus holds tokens that the model does not know."""
+def check_corpora(corpora: Sequence[Corpus], tokenizer_hash: str | None, vocab_size: int) -> None:
+    """Raise `GraftError` if a corpus is closed, was built with another tokenizer or holds tokens unknown to the model.
+
+    `tokenizer_hash`: of the tokenizer whose ids will be looked up (None: not known).
+    """
     for corpus in corpora:
+        _ = corpus.segments  # raises if it was closed
+        if tokenizer_hash is not None and corpus.manifest.tokenizer_hash != tokenizer_hash:
+            raise GraftError(
+                f"corpus {corpus.folder.name} was built with another tokenizer: build it again with this model's"
+            )
         if corpus.manifest.vocab_size > vocab_size:
             raise GraftError(
                 f"corpus {corpus.folder.name} has a vocabulary of {corpus.manifest.vocab_size} tokens, the model one "

@@ -5,6 +5,7 @@ Knows names, texts and the index that they are put into; no model.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -38,6 +39,15 @@ class References:
             raise GraftError(f"documents is a {type(self.documents).__name__}: expected texts by name")
         if isinstance(self.corpora, str) or not isinstance(self.corpora, Seq):
             raise GraftError(f"corpora is {self.corpora!r}: expected a list of names, folders or opened corpora")
+        for one in self.corpora:
+            if not isinstance(one, str | os.PathLike) and not hasattr(one, "lookup"):
+                raise GraftError(f"corpora holds {one!r}: expected names, folders or opened corpora")
+        for name, text in self.documents.items():
+            if not isinstance(name, str) or not name:
+                raise GraftError(f"documents holds the name {name!r}: expected non-empty names")
+            _check_text(f"document {name}", text)
+        if self.prediction is not None:
+            _check_text("prediction", self.prediction)
         if self.tenant is not None and not (isinstance(self.tenant, str) and self.tenant):
             raise GraftError(f"tenant is {self.tenant!r}: expected a name")
 
@@ -56,20 +66,36 @@ class References:
     def feed(self, index: Any, tokenizer: Any, vocab_size: int) -> None:
         """Let the index bring passages of the corpora; those built with another tokenizer are refused."""
         from longgraft.index.corpus import Corpus, open_corpus
-        from longgraft.index.corpus_feed import CorpusFeed, check_vocabulary
+        from longgraft.index.corpus_feed import CorpusFeed, check_corpora
         from longgraft.index.corpus_tokens import tokenizer_hash
 
+        if not hasattr(index, "feed"):
+            raise GraftError(f"{type(index).__name__} takes no corpora: expected an index with feed")
         wanted = tokenizer_hash(tokenizer) if tokenizer is not None else None
         corpora = [one if isinstance(one, Corpus) else open_corpus(one, wanted) for one in self.corpora]
-        check_vocabulary(corpora, vocab_size)
+        check_corpora(corpora, wanted, vocab_size)
         index.feed = CorpusFeed(corpora)
 
 
 def encode_named(encode: Callable[[Text], list[int]], name: str, text: Text) -> list[int]:
     """Return a text's token ids, [] if it is empty; a mistake names the text."""
-    if (isinstance(text, str) and not text) or (not isinstance(text, str) and not len(text)):
+    if not len(text):
         return []
     try:
         return encode(text)
     except GraftError as error:
         raise GraftError(f"{name}: {error}") from None
+
+
+def _check_text(name: str, text: Any) -> None:
+    """Raise `GraftError` for what is neither text that a tokenizer takes nor a row of something."""
+    if isinstance(text, str):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise GraftError(f"{name}: half a character at place {error.start}: expected text") from None
+        return
+    # Bytes are a sequence of integers too, but nobody who gives them means token ids.
+    is_row = isinstance(text, Seq) or (hasattr(text, "tolist") and getattr(text, "ndim", 0) == 1)
+    if not is_row or isinstance(text, bytes | bytearray | memoryview):
+        raise GraftError(f"{name} is a {type(text).__name__}: expected text or a flat sequence of token ids")

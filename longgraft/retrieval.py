@@ -36,6 +36,8 @@ class Retrieval:
 
     def open(self, references: References | None, encode: Callable[[Text], list[int]]) -> Index:
         """Return a new index that holds everything a request may copy from besides itself."""
+        if references is not None and not isinstance(references, References):
+            raise GraftError(f"references is a {type(references).__name__}: expected References")
         index = self.new_index(self.vocab_size)
         if references is None or self.config.plain:
             return index

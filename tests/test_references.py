@@ -182,3 +182,88 @@ def test_plain_decoding_copies_from_nothing() -> None:
     output = engine.generate(prompt_of(80), GREEDY, references=References(prediction=truth()))
     assert list(output.token_ids) == truth()
     assert output.stats["rounds"] == NEW
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"documents": {"": "text"}}, "documents holds the name ''"),
+        ({"documents": {5: "text"}}, "documents holds the name 5"),
+        ({"documents": {"a": None}}, "document a is a NoneType"),
+        ({"prediction": 5}, "prediction is a int"),
+        ({"prediction": b"abc"}, "prediction is a bytes"),
+        ({"prediction": (i for i in [1])}, "prediction is a generator"),
+        ({"prediction": np.array(3)}, "prediction is a ndarray"),
+        ({"prediction": "half \ud800"}, "half a character at place 5"),
+        ({"corpora": [5]}, "corpora holds 5"),
+    ],
+)
+def test_what_is_no_reference_is_named_when_it_is_made(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(GraftError, match=named):
+        References(**values)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_references_are_of_their_own_type(plain: bool) -> None:
+    wrong: Any = {"prediction": [1]}
+    with pytest.raises(GraftError, match="references is a dict"):
+        engine_for(plain=plain).generate(prompt_of(80), GREEDY, references=wrong)
+
+
+def test_arrays_are_texts() -> None:
+    output = fast_engine().generate(prompt_of(80), GREEDY, references=References(prediction=np.array(truth())))
+    assert list(output.token_ids) == truth() and Source.PREDICTION in output.sources
+
+
+def test_texts_of_one_name_are_told_apart() -> None:
+    """A document may be named as a prediction is, and a tenant has many answers: offsets are of one text each."""
+    expected = truth()
+    index: Any = fast_engine().retrieval.open(
+        References(documents={PREDICTION: expected[:20]}, prediction=expected), fast_engine().encode
+    )
+    assert index.documents == ["", PREDICTION, PREDICTION]
+    index.extend(expected[:18])
+    found = index.draft(40)
+    origins = {int(number): int(offset) for number, offset in found.origins[found.parents == -1] if number > 0}
+    assert origins and all(offset == 18 for offset in origins.values())
+
+
+def corrupt(corpus: Corpus) -> None:
+    """Change every page of a corpus's tokens that was not compared yet, in its file."""
+    path = corpus.segments[0].path
+    data = bytearray(path.read_bytes())
+    data[: 4 * corpus.segments[0].record.num_tokens] = bytes(4 * corpus.segments[0].record.num_tokens)
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+@pytest.mark.parametrize("spoil", [corrupt, Corpus.close])
+def test_a_corpus_that_fails_is_left_out_and_the_request_goes_on(tmp_path: Path, spoil: Any) -> None:
+    expected = truth()
+    tokens = [*prompt_of(80)[-20:], *expected]
+    (tmp_path / "good").mkdir()
+    (tmp_path / "bad").mkdir()
+    bad, good = make_corpus(tmp_path / "bad", tokens), make_corpus(tmp_path / "good", tokens)
+    engine = fast_engine(byte_level(300))
+    seq = engine.open(prompt_of(80), GREEDY, references=References(corpora=[bad, good]))
+    spoil(bad)
+    with pytest.warns(RuntimeWarning, match="goes on without it") as caught:
+        for _ in engine.run([seq]):
+            pass
+    assert len(caught) == 1
+    assert list(engine.output(seq).token_ids) == expected
+
+
+def test_a_closed_corpus_is_refused(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path, truth())
+    corpus.close()
+    with pytest.raises(GraftError, match="was closed"):
+        fast_engine(byte_level(300)).generate(prompt_of(80), GREEDY, references=References(corpora=[corpus]))
+
+
+def test_an_opened_corpus_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path, truth())
+    other = byte_level(300)
+    other.add_tokens(["another"])
+    with pytest.raises(GraftError, match="another tokenizer"):
+        fast_engine(other).generate(prompt_of(80), GREEDY, references=References(corpora=[corpus]))

@@ -154,3 +154,29 @@ def test_integrity_names_what_is_broken() -> None:
     index.extend([1, 2])
     index.begin(3)
     assert "prompt length 3" in index.check_integrity()
+
+
+def test_pieces_of_one_document_and_texts_of_one_name() -> None:
+    index = ContextIndex(50)
+    newlines = np.zeros(50, np.uint8)
+    newlines[7] = 1
+    number = index.add_text("a", [1, 7, 2, 3], Source.CORPUS, offset=10, line=5)
+    assert index.add_text("a", [7, 9], Source.CORPUS, offset=20, line=8, document=number) == number
+    other = index.add_text("a", [7, 7, 4], Source.DOCUMENT)
+    assert other != number and index.documents == ["", "a", "a"]
+    asked = [(number, 10), (number, 11), (number, 12), (number, 21), (other, 2), (number, 14), (other, 3), (9, 0)]
+    assert index.lines_of(asked, newlines) == [5, 5, 6, 9, 3, 0, 0, 0]
+    assert index.fed_len == 6
+    held = index.memory_bytes
+    index.clear_fed()
+    assert index.fed_len == 0 and index.documents == ["", "a", "a"] and index.memory_bytes <= held
+    assert index.lines_of(asked, newlines) == [0, 0, 0, 0, 3, 0, 0, 0]
+
+
+def test_a_text_that_is_refused_leaves_nothing() -> None:
+    index = ContextIndex(50)
+    with pytest.raises(GraftError, match="token id 50"):
+        index.add_text("a", [50], Source.DOCUMENT)
+    with pytest.raises(GraftError, match="document is 3"):
+        index.add_text("a", [1], Source.DOCUMENT, document=3)
+    assert index.documents == [""] and index.check_integrity() == ""
