@@ -7,7 +7,7 @@ Knows no model. Other engines can use it on its own: `extend` by what was commit
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,10 +69,13 @@ class LearntIndex:
         token_kinds: npt.NDArray[np.uint8] | None = None,
         native: bool | None = None,
     ) -> None:
-        self.vocab_size = vocab_size
+        self.vocab_size = _whole("vocab_size", vocab_size, 1)
         self.start = weights or default_weights()
         if token_kinds is not None and (
-            token_kinds.dtype != np.uint8 or token_kinds.ndim != 1 or token_kinds.max(initial=0) > 7
+            not isinstance(token_kinds, np.ndarray)
+            or token_kinds.dtype != np.uint8
+            or token_kinds.ndim != 1
+            or token_kinds.max(initial=0) > 7
         ):
             raise GraftError("token_kinds: expected a row of uint8, each 0 to 7")
         module = native_module() if native is not False else None
@@ -116,7 +119,7 @@ class LearntIndex:
 
     def begin(self, prompt_len: int) -> None:
         """Say how many tokens are the prompt: places after it weigh differently."""
-        self._index.begin(prompt_len)
+        self._index.begin(_whole("prompt_len", prompt_len))
 
     def hint(self, places: npt.ArrayLike, cosines: npt.ArrayLike) -> None:
         """Propose to go on at these places [n] of the own text, best first, until the text changes or the next call.
@@ -142,7 +145,7 @@ class LearntIndex:
         """Return the at most `budget` likeliest nodes after the text and `path`, none below `threshold`."""
         if not 0 < threshold < 1:
             raise GraftError(f"threshold is {threshold}: expected between 0 and 1")
-        out = np.empty((5, max(budget, 0)), np.int32)
+        out = np.empty((5, max(_whole("budget", budget, None), 0)), np.int32)
         n = self._index.draft(out, self._path(path), threshold, successors)
         return Nodes(out[0, :n], out[1, :n], out[2, :n].view(np.float32), out[3, :n], out[4, :n])
 
@@ -152,7 +155,7 @@ class LearntIndex:
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, O(length): everything is built anew. Learnt weights stay."""
-        if not 0 <= length <= len(self):
+        if not 0 <= _whole("length", length, None) <= len(self):
             raise GraftError(f"truncate to {length} tokens: the index holds {len(self)}")
         self._index.truncate(length)
 
@@ -200,3 +203,12 @@ def _as_cosines(cosines: npt.ArrayLike) -> npt.NDArray[np.float64]:
     if scores.ndim != 1 or not np.all(np.abs(scores) <= 1.001):  # not NaN; keys are of unit length but for rounding
         raise GraftError("cosines of hints: expected a row of numbers from -1 to 1")
     return scores
+
+
+def _whole(name: str, value: Any, least: int | None = 0) -> int:
+    """Return a whole number of at least `least` and at most 2^31 - 1; raises `GraftError` for anything else."""
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or value > NO_LIMIT or (least is not None and value < least):
+        bound = f", {least} to {NO_LIMIT}" if least is not None else f" of at most {NO_LIMIT}"
+        raise GraftError(f"{name} is {value!r}: expected a whole number{bound}")
+    return int(value)

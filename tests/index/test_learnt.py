@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longgraft.config import GraftError
 from longgraft.index.features import NUM_WEIGHTS
+from longgraft.index.learnt_index import LearntIndex
 from tests.index.learnt import (
     CLASSES,
     NO_PATH,
@@ -246,3 +248,22 @@ def test_start_weights_are_not_the_callers(native: bool) -> None:
     feed(index, noisy_copy(1, 50, 5), follow=False)
     index.begin(50)
     assert probabilities(index) == before
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: LearntIndex(0), "vocab_size is 0"),
+        (lambda: LearntIndex(2.5), "vocab_size is 2.5"),  # type: ignore[arg-type]
+        (lambda: LearntIndex(2**40), "vocab_size is"),
+        (lambda: LearntIndex(9, token_kinds=[0, 1]), "token_kinds"),  # type: ignore[arg-type]
+        (lambda: LearntIndex(9).begin(-1), "prompt_len is -1"),
+        (lambda: LearntIndex(9).draft(2.5), "budget is 2.5"),  # type: ignore[arg-type]
+        (lambda: LearntIndex(9).draft("a"), "budget is 'a'"),  # type: ignore[arg-type]
+        (lambda: LearntIndex(9).truncate(0.5), "length is 0.5"),  # type: ignore[arg-type]
+        (lambda: LearntIndex(9).truncate(-1), "truncate to -1"),
+    ],
+)
+def test_wrong_numbers_are_named(call: Any, named: str) -> None:
+    with pytest.raises(GraftError, match=named):
+        call()
