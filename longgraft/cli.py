@@ -20,7 +20,7 @@ import typer
 
 from longgraft import __version__, corpora
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
-from longgraft.prompts import encode, read_prompt, read_references
+from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
@@ -116,6 +116,7 @@ def generate(
             raise GraftError("--logprobs is shown in the JSON line: add --json")
         params = make(SamplingParams, chosen | {"stop": tuple(stop or ())})
         config = make(EngineConfig, chosen)
+        refuse_stdin_twice(prompt_file, chat, prediction, *document or ())
         source = read_prompt(prompt, prompt_file, chat)
         references = read_references(prediction, document, corpus)
         engine = open_engine(model, config, dtype, device)

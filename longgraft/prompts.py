@@ -53,6 +53,12 @@ def read_references(
     )
 
 
+def refuse_stdin_twice(*files: str | None) -> None:
+    """Refuse options that would read stdin more than once: whoever came second would find it empty."""
+    if files.count("-") > 1:
+        raise GraftError("- is given for more than one file: stdin can be read once")
+
+
 def messages_of(name: str, text: str) -> list[Any]:
     """Return the messages in a JSON text, checked for their shape."""
     try:

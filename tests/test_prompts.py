@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from longgraft import Engine, GraftError
+from longgraft.prompts import refuse_stdin_twice
 from tests.models import VOCAB, tiny_model
 from tests.saved_model import PROMPT, byte_level, calm, invoke, save
 
@@ -109,3 +110,9 @@ def test_errors_are_graft_errors() -> None:
         from longgraft.prompts import read_prompt
 
         read_prompt(None, None, None)
+
+
+def test_stdin_is_read_once() -> None:
+    refuse_stdin_twice("-", None, "a", "b")
+    with pytest.raises(GraftError, match="stdin can be read once"):
+        refuse_stdin_twice("-", None, None, "-")
