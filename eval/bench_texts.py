@@ -35,7 +35,7 @@ def bytes_of(text: str) -> Sequence[int]:
 
 
 @cache
-def library_files() -> tuple[Path, ...]:
+def stdlib_files() -> tuple[Path, ...]:
     """Return the standard library's own Python sources, in a fixed order."""
     root = Path(json.__file__).parent.parent
     other = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
@@ -46,13 +46,13 @@ def library_files() -> tuple[Path, ...]:
 
 def library_code() -> Iterator[str]:
     """Yield source files."""
-    for path in library_files():
+    for path in stdlib_files():
         yield path.read_text("utf-8", "replace")
 
 
 def _docstrings() -> Iterator[tuple[str, str]]:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for path in library_files():
+    for path in stdlib_files():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the sources' own

@@ -15,7 +15,15 @@ import numpy.typing as npt
 from longgraft.config import GraftError
 from longgraft.index.learnt_twin import PythonLearntIndex
 from longgraft.index.native import native_module
-from longgraft.index.suffix_automaton import MIN_PROBABILITY, NO_LIMIT, NO_PATH, as_token_ids
+from longgraft.index.suffix_automaton import (
+    MAX_TOKENS,
+    MIN_PROBABILITY,
+    NO_LIMIT,
+    NO_PATH,
+    as_path,
+    as_token_ids,
+    refuse_id,
+)
 from longgraft.index.weights import Weights
 
 IntArray = npt.NDArray[np.int32]
@@ -99,18 +107,25 @@ class LearntIndex:
         `learn`: they were generated, so the source pointer follows them and the weights learn from each.
         `successors [vocab_size, k]`: the target's likeliest successors of each token, -1 = empty.
         """
-        ids = as_token_ids(token_ids)
-        self._refuse(ids, self._index.extend(ids, learn, successors, self.vocab_size))
+        ids = as_token_ids(token_ids, MAX_TOKENS - len(self))
+        try:
+            wrong = self._index.extend(ids, learn, successors, self.vocab_size)
+        except MemoryError:
+            raise GraftError(f"no memory for {len(ids)} more tokens: the index was emptied") from None
+        refuse_id(ids, wrong, self.vocab_size)
 
     def extend_side(self, token_ids: npt.ArrayLike) -> int:
         """Append a text from elsewhere [n], after a separator; returns the place of its first token."""
-        ids = as_token_ids(token_ids)
+        ids = as_token_ids(token_ids, MAX_TOKENS - self.side_len - 1)
         wrong = np.flatnonzero((ids < -1) | (ids >= self.vocab_size))
-        self._refuse(ids, int(wrong[0]) if len(wrong) else -1)  # before anything is appended
+        refuse_id(ids, int(wrong[0]) if len(wrong) else -1, self.vocab_size)  # before anything is appended
         if self.side_len:
             self._index.extend_side(np.full(1, -1, np.int32), self.vocab_size)
         start = ELSEWHERE + self.side_len
-        self._index.extend_side(ids, self.vocab_size)
+        try:
+            self._index.extend_side(ids, self.vocab_size)
+        except MemoryError:
+            raise GraftError(f"no memory for {len(ids)} more tokens: the index was emptied") from None
         return start
 
     def clear_side(self) -> None:
@@ -146,12 +161,12 @@ class LearntIndex:
         if not 0 < threshold < 1:
             raise GraftError(f"threshold is {threshold}: expected between 0 and 1")
         out = np.empty((5, max(_whole("budget", budget, None), 0)), np.int32)
-        n = self._index.draft(out, self._path(path), threshold, successors)
+        n = self._index.draft(out, as_path(path, self.vocab_size), threshold, successors)
         return Nodes(out[0, :n], out[1, :n], out[2, :n].view(np.float32), out[3, :n], out[4, :n])
 
     def options(self, path: npt.ArrayLike = NO_PATH, successors: IntArray | None = None) -> Options:
         """Return all that is listed after the text and `path`, with its probabilities."""
-        return Options(*self._index.options(self._path(path), successors))
+        return Options(*self._index.options(as_path(path, self.vocab_size), successors))
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, O(length): everything is built anew. Learnt weights stay."""
@@ -179,20 +194,6 @@ class LearntIndex:
     def memory_bytes(self) -> int:
         """Bytes held."""
         return int(self._index.memory_bytes)
-
-    def _path(self, path: npt.ArrayLike) -> IntArray:
-        if path is NO_PATH or (isinstance(path, tuple) and not path):
-            return NO_PATH
-        ids = as_token_ids(path)
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
-            raise GraftError(f"path holds token ids {ids.min()} to {ids.max()}: expected 0 to {self.vocab_size - 1}")
-        return ids
-
-    def _refuse(self, ids: IntArray, wrong: int) -> None:
-        if wrong >= 0:
-            raise GraftError(
-                f"token id {ids[wrong]} at place {wrong}: expected 0 to {self.vocab_size - 1}, or -1 between documents"
-            )
 
 
 def _as_cosines(cosines: npt.ArrayLike) -> npt.NDArray[np.float64]:

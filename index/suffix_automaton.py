@@ -80,6 +80,24 @@ def as_token_ids(token_ids: npt.ArrayLike, room: int = MAX_TOKENS) -> IntArray:
     return np.ascontiguousarray(array)
 
 
+def as_path(path: npt.ArrayLike, vocab_size: int) -> IntArray:
+    """Return a path of proposed tokens as ids [n]; raises `GraftError` for one that no vocabulary of this size has."""
+    if path is NO_PATH or (isinstance(path, tuple) and not path):
+        return NO_PATH
+    ids = as_token_ids(path)
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise GraftError(f"path holds token ids {ids.min()} to {ids.max()}: expected 0 to {vocab_size - 1}")
+    return ids
+
+
+def refuse_id(ids: IntArray, place: int, vocab_size: int) -> None:
+    """Raise `GraftError` for the id at `place`; -1: all are right."""
+    if place >= 0:
+        raise GraftError(
+            f"token id {ids[place]} at place {place}: expected 0 to {vocab_size - 1}, or -1 between documents"
+        )
+
+
 class SuffixAutomaton:
     """Everything that occurred in a growing text, and what may come next after it.
 
@@ -112,10 +130,7 @@ class SuffixAutomaton:
             wrong = self._index.extend(ids, learn and self.ranking.learns, successors, self.vocab_size)
         except MemoryError:
             raise GraftError(f"no memory for {len(ids)} more tokens: the index was emptied") from None
-        if wrong >= 0:
-            raise GraftError(
-                f"token id {ids[wrong]} at place {wrong}: expected 0 to {self.vocab_size - 1}, or -1 between documents"
-            )
+        refuse_id(ids, wrong, self.vocab_size)
 
     def match(self) -> tuple[int, int]:
         """Return (length, end) of the longest suffix that occurred before: its text is tokens[end - length : end].
@@ -136,20 +151,12 @@ class SuffixAutomaton:
         if not 0 < threshold < 1:
             raise GraftError(f"threshold is {threshold}: expected between 0 and 1")
         out = np.empty((6, max(budget, 0)), np.int32)
-        n = self._index.draft(out, self._path(path), threshold, successors)
+        n = self._index.draft(out, as_path(path, self.vocab_size), threshold, successors)
         return Nodes(out[0, :n], out[1, :n], out[2, :n].view(np.float32), out[3, :n], out[4, :n], out[5, :n])
 
     def options(self, path: npt.ArrayLike = NO_PATH, successors: IntArray | None = None) -> Options:
         """Return all that is listed after the text and `path`, with its probabilities."""
-        return Options(*self._index.options(self._path(path), successors))
-
-    def _path(self, path: npt.ArrayLike) -> IntArray:
-        if path is NO_PATH or (isinstance(path, tuple) and not path):
-            return NO_PATH
-        ids = as_token_ids(path)
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
-            raise GraftError(f"path holds token ids {ids.min()} to {ids.max()}: expected 0 to {self.vocab_size - 1}")
-        return ids
+        return Options(*self._index.options(as_path(path, self.vocab_size), successors))
 
     def mark(self) -> None:
         """Make `truncate` to here or later quick, at the price of a copy of the automaton (see `memory_bytes`).

@@ -112,13 +112,10 @@ def generate(
     """Generate text and print it as it comes."""
     chosen = locals()
     with mendable():
-        if logprobs is not None and not as_json:
-            raise GraftError("--logprobs is shown in the JSON line: add --json")
-        params = make(SamplingParams, chosen | {"stop": tuple(stop or ())})
-        config = make(EngineConfig, chosen)
+        refuse_unshown(logprobs, as_json)
+        params, config = make(SamplingParams, chosen | {"stop": tuple(stop or ())}), make(EngineConfig, chosen)
         refuse_stdin_twice(prompt_file, chat, prediction, *document or ())
-        source = read_prompt(prompt, prompt_file, chat)
-        references = read_references(prediction, document, corpus)
+        source, references = read_prompt(prompt, prompt_file, chat), read_references(prediction, document, corpus)
         engine = open_engine(model, config, dtype, device)
         from longgraft.show import show
 
@@ -195,6 +192,12 @@ def mendable() -> Iterator[None]:
         # Nobody reads any more; the interpreter's own flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(141) from None
+
+
+def refuse_unshown(logprobs: int | None, as_json: bool) -> None:
+    """Refuse log-probabilities where nothing would show them."""
+    if logprobs is not None and not as_json:
+        raise GraftError("--logprobs is shown in the JSON line: add --json")
 
 
 def make(kind: type[Any], chosen: dict[str, Any]) -> Any:

@@ -63,15 +63,13 @@ class References:
         if self.prediction is not None and (ids := encode_named(encode, "prediction", self.prediction)):
             index.add_text(PREDICTION, ids, Source.PREDICTION)
 
-    def feed(self, index: Any, tokenizer: Any, vocab_size: int) -> None:
-        """Let the index bring passages of the corpora; those built with another tokenizer are refused."""
+    def feed(self, index: Any, wanted: str | None, vocab_size: int) -> None:
+        """Let the index bring passages of the corpora; those built with a tokenizer of another hash are refused."""
         from longgraft.index.corpus import Corpus, open_corpus
         from longgraft.index.corpus_feed import CorpusFeed, check_corpora
-        from longgraft.index.corpus_tokens import tokenizer_hash
 
         if not hasattr(index, "feed"):
             raise GraftError(f"{type(index).__name__} takes no corpora: expected an index with feed")
-        wanted = tokenizer_hash(tokenizer) if tokenizer is not None else None
         corpora = [one if isinstance(one, Corpus) else open_corpus(one, wanted) for one in self.corpora]
         check_corpora(corpora, wanted, vocab_size)
         index.feed = CorpusFeed(corpora)

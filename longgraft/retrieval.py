@@ -6,6 +6,7 @@ Knows indexes, references, tokenizer and history; no model and no round.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from longgraft.config import EngineConfig, GraftError
@@ -45,7 +46,7 @@ class Retrieval:
             raise GraftError("tenant needs a history: set history_tokens of EngineConfig to how much it may hold")
         references.put_into(index, encode, self.history)
         if references.corpora:
-            references.feed(index, self.tokenizer, self.vocab_size)
+            references.feed(index, self._tokenizer_hash, self.vocab_size)
         return index
 
     def close(self, seq: Sequence) -> None:
@@ -59,6 +60,13 @@ class Retrieval:
             return ("",), ()
         lines = seq.index.lines_of(seq.origins, self.wording.newlines) if self.wording else ()
         return tuple(seq.index.documents), tuple(lines)
+
+    @cached_property
+    def _tokenizer_hash(self) -> str | None:
+        """What corpora are checked against; hashing a large vocabulary takes most of a second."""
+        from longgraft.index.corpus_tokens import tokenizer_hash
+
+        return tokenizer_hash(self.tokenizer) if self.tokenizer is not None else None
 
     def _context_index(self, vocab_size: int) -> ContextIndex:
         return ContextIndex(vocab_size, token_kinds=self.wording.kinds if self.wording else None)

@@ -3,7 +3,7 @@
 //
 // The idea: occurrences of the context are grouped by the token that followed. Options compete in one conditional
 // logit: the log-odds of each is a sum of table entries, one a table, and "none of these" is one more option.
-// `Table` is the only place that says which tables there are; `listing.py` of the Python twin mirrors it.
+// `Table` is the only place that says which tables there are; `features.py` of the Python twin mirrors it.
 #pragma once
 #include <cmath>
 

@@ -15,8 +15,8 @@ from longgraft.eval.bench_texts import HARD, REAL, bytes_of, fibonacci, text_of
 
 @pytest.mark.parametrize("kind", [*REAL, *HARD])
 def test_every_kind_has_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = bench_texts.library_files()
-    monkeypatch.setattr(bench_texts, "library_files", lambda: files[:20])
+    files = bench_texts.stdlib_files()
+    monkeypatch.setattr(bench_texts, "stdlib_files", lambda: files[:20])
     tokens = text_of(kind, 3000, bytes_of)
     assert tokens.dtype == np.int32 and len(tokens) == 3000
     assert tokens.min() >= 0 and tokens.max() < 256
@@ -24,7 +24,7 @@ def test_every_kind_has_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_library_is_real_source() -> None:
-    files = bench_texts.library_files()
+    files = bench_texts.stdlib_files()
     assert len(files) > 100 and any(path.name == "argparse.py" for path in files)
     assert not any("site-packages" in str(path) for path in files)
 

@@ -267,3 +267,23 @@ def test_start_weights_are_not_the_callers(native: bool) -> None:
 def test_wrong_numbers_are_named(call: Any, named: str) -> None:
     with pytest.raises(GraftError, match=named):
         call()
+
+
+@pytest.mark.parametrize("call", ["extend", "extend_side"])
+def test_no_memory_is_one_sentence(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = LearntIndex(10)
+
+    class Full:
+        side_len = 0
+
+        def __len__(self) -> int:
+            return 0
+
+        def extend(self, *_: Any) -> int:
+            raise MemoryError
+
+        extend_side = extend
+
+    monkeypatch.setattr(index, "_index", Full())
+    with pytest.raises(GraftError, match="no memory for 3 more tokens: the index was emptied"):
+        getattr(index, call)([1, 2, 3])
