@@ -22,11 +22,12 @@ import torch
 
 from longgraft.accept import accept
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
-from longgraft.check import filled, time_forward
 from longgraft.config import EngineConfig, SamplingParams
 from longgraft.engine import Engine
 from longgraft.graft import graft
 from longgraft.index.context_index import ContextIndex
+from longgraft.measure import filled, time_forward
+from longgraft.policy import RetrievalPolicy
 from longgraft.resolve import resolve
 from longgraft.sampler import Sampler
 from longgraft.sequence import Sequence
@@ -80,6 +81,7 @@ def bench_round(args: argparse.Namespace) -> dict[str, Any]:
         sampler=Sampler(params, tokens[:context].tolist(), vocab),
         stop=StopRules((), (), 10**6, 10**6, None),
         stats=Stats(),
+        policy=RetrievalPolicy(args.nodes, vocab),
     )
     seq.cache.reserve(context - 1)
     seq.cache.keep(range(context - 1))
@@ -169,7 +171,7 @@ def _bench_sampling(vocab: int) -> Iterator[dict[str, Any]]:
 
 def bench_step(args: argparse.Namespace) -> dict[str, Any]:
     """Time one plain decode step beside transformers' DynamicCache + sdpa at each context, interleaved."""
-    engine = Engine.from_pretrained(args.model, EngineConfig(plain=True), dtype=args.dtype)
+    engine = Engine.from_pretrained(args.model, EngineConfig(policy="plain"), dtype=args.dtype)
     rows = []
     for context in args.contexts:
         cache = filled(engine.target, engine.pool, context)
@@ -217,7 +219,7 @@ def _transformers_step(engine: Engine, context: int) -> Callable[[], float]:
 
 def bench_costs(args: argparse.Namespace) -> dict[str, Any]:
     """Time passes of N rows behind L random K/V rows."""
-    engine = Engine.from_pretrained(args.model, EngineConfig(plain=True), dtype=args.dtype)
+    engine = Engine.from_pretrained(args.model, EngineConfig(policy="plain"), dtype=args.dtype)
     rows = []
     cache = filled(engine.target, engine.pool, max(args.contexts))
     with engine.target.session():

@@ -40,7 +40,7 @@ def main() -> None:
     config = EngineConfig(exact=args.exact, cost_table=args.cost_table)
     grafted = Engine.from_pretrained(args.model, config, dtype=args.dtype)
     plain = Engine(
-        grafted.target.model, grafted.tokenizer, EngineConfig(plain=True, exact=args.exact), pool=grafted.pool
+        grafted.target.model, grafted.tokenizer, EngineConfig(policy="plain", exact=args.exact), pool=grafted.pool
     )
     rows = [compare(plain, grafted, task, args) for task in args.tasks.split(",")]
     print(table(rows))

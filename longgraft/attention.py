@@ -29,22 +29,27 @@ HARMLESS = {"position_ids", "use_cache", "output_router_logits", "output_attenti
 class RowCache(Protocol):
     """What attention needs of a sequence's cache; `longgraft.cache.SequenceCache` is the real one."""
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store K/V of the reserved rows of one layer."""
+    def write(self, layer: int, keys: Tensor, values: Tensor, behind: int = 0) -> None:
+        """Store K/V of the reserved rows of one layer, from reserved row `behind` on."""
 
-    def runs(self, layer: int) -> list[tuple[Tensor, Tensor]]:
-        """Return the prefix as runs of rows."""
+    def runs(self, layer: int, reserved: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """Return the prefix as runs of rows, and so many reserved rows after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one sequence in a flat batch: rows [begin, end), their positions [rows], mask or None."""
+    """The rows of one sequence in a flat batch: rows [begin, end), their positions [rows], mask or None.
+
+    `earlier`: rows that an earlier forward left reserved and that these may see; mask and positions then cover
+    them too, before the new rows.
+    """
 
     cache: RowCache
     begin: int
     end: int
     positions: Tensor
     mask: Tensor | None
+    earlier: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +152,34 @@ def attend(
     out = rows_v.repeat_interleave(groups, dim=1)
     for part in batch.parts:
         q, k, v = (x[part.begin : part.end] for x in (rows_q, rows_k, rows_v))
-        part.cache.write(module.layer_idx, k, v)
+        part.cache.write(module.layer_idx, k, v, part.earlier)
         prefix = part.cache.runs(module.layer_idx)
-        out[part.begin : part.end] = tree_attention(
-            q, prefix, k, v, spec, mask=part.mask, positions=part.positions, backend=batch.backend
-        )
+        if part.earlier:
+            q, k, v = _behind_earlier(part, module.layer_idx, q)
+        seen = tree_attention(q, prefix, k, v, spec, mask=part.mask, positions=part.positions, backend=batch.backend)
+        out[part.begin : part.end] = seen[part.earlier :]
     return out.unsqueeze(0), None
+
+
+def _behind_earlier(part: Part, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of the earlier rows of a round and the new ones together.
+
+    Attention is square, rows x rows, so the earlier rows ask again; what they get is dropped. Only drafters' passes
+    have any, and there attention is a small part of the work.
+    """
+    rows = part.earlier + len(query)
+    keys, values = _last_rows(part.cache.runs(layer, rows), rows)
+    return torch.cat([query[:1].expand(part.earlier, -1, -1), query]), keys, values
+
+
+def _last_rows(runs: list[tuple[Tensor, Tensor]], rows: int) -> tuple[Tensor, Tensor]:
+    """Return the last `rows` rows of keys and values, which may lie in several runs."""
+    taken: list[tuple[Tensor, Tensor]] = []
+    while rows > 0:
+        keys, values = runs.pop()
+        taken.insert(0, (keys[-rows:], values[-rows:]))
+        rows -= len(keys)
+    return torch.cat([keys for keys, _ in taken]), torch.cat([values for _, values in taken])
 
 
 def _understood(

@@ -23,9 +23,10 @@ import numpy as np
 from torch import Tensor
 
 from longgraft.cache import SequenceCache
-from longgraft.check import filled, time_forward
 from longgraft.config import Output, SamplingParams
 from longgraft.engine import Engine
+from longgraft.measure import filled, time_forward
+from longgraft.policy import Policies
 from longgraft.routes import Routes
 from longgraft.sampler import Sampler
 from longgraft.sequence import Sequence
@@ -90,7 +91,8 @@ class Audit:
 def plain_twin(engine: Engine) -> Engine:
     """Return an engine for plain decoding on the same weights and KV pool."""
     twin = copy.copy(engine)
-    twin.config = replace(engine.config, plain=True)
+    twin.config = replace(engine.config, policy="plain")
+    twin.policies = Policies(engine.drafter, None, twin.config, engine.target.vocab_size)
     twin.cost = None
     return twin
 

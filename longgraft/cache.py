@@ -156,21 +156,22 @@ class SequenceCache:
         self.reserved = 0
         self.rows_moved = 0
         self._chunks: list[int] = []
-        self._joined: list[Span] = []
+        self._joined = list[Span]()
 
     @property
     def chunks(self) -> tuple[int, ...]:
         """Chunk ids in order; chunk i holds rows i * chunk_rows .. of the sequence."""
         return tuple(self._chunks)
 
-    def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows behind the prefix; rows reserved earlier are dropped.
+    def reserve(self, rows: int, behind: int = 0) -> None:
+        """Make room for `rows` rows behind the prefix and the first `behind` rows reserved earlier; drop the others.
 
         Raises GraftError, and changes nothing, if the pool has too few free chunks.
         """
         pool, size = self.pool, self.pool.chunk_rows
-        if rows < 0:
-            raise ValueError(f"{rows} rows to reserve: expected 0 or more")
+        if rows < 0 or not 0 <= behind <= self.reserved:
+            raise ValueError(f"{rows} rows to reserve behind {behind} of {self.reserved}: expected 0 or more")
+        rows += behind
         needed = -(-(self.length + rows) // size) - len(self._chunks)
         split = self.length // size if rows and self.length % size else None
         shared = split is not None and pool.references(self._chunks[split]) > 1
@@ -192,11 +193,11 @@ class SequenceCache:
         self._chunks[index] = fresh
         self.rows_moved += rows
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write `keys [T, Hk, Dk]` and `values [T, Hk, Dv]` into the first T reserved rows of `layer`."""
+    def write(self, layer: int, keys: Tensor, values: Tensor, behind: int = 0) -> None:
+        """Write `keys [T, Hk, Dk]` and `values [T, Hk, Dv]` into T reserved rows of `layer`, from row `behind` on."""
         rows = keys.shape[0]
         for name, new, pool in (("keys", keys, self.pool.keys), ("values", values, self.pool.values)):
-            if new.shape[1:] != pool[layer].shape[1:] or new.shape[0] != rows or rows > self.reserved:
+            if new.shape[1:] != pool[layer].shape[1:] or new.shape[0] != rows or behind + rows > self.reserved:
                 raise ValueError(
                     f"layer {layer}: {name} are {list(new.shape)}: expected {rows} rows of "
                     f"{list(pool[layer].shape[1:])}, {self.reserved} are reserved"
@@ -204,7 +205,7 @@ class SequenceCache:
             if new.dtype != self.pool.dtype:
                 raise ValueError(f"layer {layer}: {name} are {new.dtype}, the cache holds {self.pool.dtype}")
             done = 0
-            for start, stop in self._spans(self.length, self.length + rows):
+            for start, stop in self._spans(self.length + behind, self.length + behind + rows):
                 pool[layer][start:stop].copy_(new[done : done + stop - start].detach())
                 done += stop - start
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longgraft import __version__, corpora
-from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
+from longgraft.config import POLICIES, EngineConfig, GraftError, Output, SamplingParams
 from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ Corpora = Annotated[
     list[str] | None,
     typer.Option("--corpus", metavar="NAME", help="A corpus (see index) to copy from; may be repeated."),
 ]
+PolicyName = Annotated[str, typer.Option("--policy", help=f"How tokens are proposed: {', '.join(POLICIES)}.")]
+DraftModel = Annotated[
+    str | None,
+    typer.Option("--draft", metavar="NAME", help="A drafter: smaller LM, EAGLE-3 head or DFlash; hub id or folder."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
@@ -96,7 +101,9 @@ def generate(
     stop: Stop = None,
     dtype: Dtype = "auto",
     device: Device = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Ordinary decoding, one token a pass.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Ordinary decoding: --policy plain.")] = False,
+    policy: PolicyName = "adaptive",
+    draft: DraftModel = None,
     exact: Exact = False,
     max_nodes: MaxNodes = 60,
     prefill_rows: PrefillRows = 512,
@@ -110,13 +117,13 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Generate text and print it as it comes."""
-    chosen = locals()
+    chosen = locals() | ({"policy": "plain"} if plain else {})
     with mendable():
         refuse_unshown(logprobs, as_json)
         params, config = make(SamplingParams, chosen | {"stop": tuple(stop or ())}), make(EngineConfig, chosen)
         refuse_stdin_twice(prompt_file, chat, prediction, *document or ())
         source, references = read_prompt(prompt, prompt_file, chat), read_references(prediction, document, corpus)
-        engine = open_engine(model, config, dtype, device)
+        engine = open_engine(model, config, dtype, device, draft)
         from longgraft.show import show
 
         ids = encode(engine, source)
@@ -143,6 +150,8 @@ def verify(
     seed: Seed = None,
     dtype: Dtype = "auto",
     device: Device = None,
+    policy: PolicyName = "adaptive",
+    draft: DraftModel = None,
     exact: Exact = False,
     max_nodes: MaxNodes = 60,
     prefill_rows: PrefillRows = 512,
@@ -155,7 +164,7 @@ def verify(
     with mendable():
         params, config = make(SamplingParams, chosen), make(EngineConfig, chosen)
         source = read_prompt(prompt, prompt_file, chat)
-        engine = open_engine(model, config, dtype, device)
+        engine = open_engine(model, config, dtype, device, draft)
         verdict = print_audit(engine, encode(engine, source), params, keep_going)
     raise typer.Exit(1 if verdict == "MISMATCH" else 0)
 
@@ -221,7 +230,7 @@ def quieten() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
 
 
-def open_engine(model: str, config: EngineConfig, dtype: str, device: str | None) -> Engine:
+def open_engine(model: str, config: EngineConfig, dtype: str, device: str | None, draft: str | None = None) -> Engine:
     """Load a model; a bad cost table is reported before the long part."""
     from longgraft.cost import CostTable
 
@@ -229,7 +238,7 @@ def open_engine(model: str, config: EngineConfig, dtype: str, device: str | None
     quieten()
     from longgraft.engine import Engine
 
-    return Engine.from_pretrained(model, config, dtype=dtype, device=device, cost=cost)
+    return Engine.from_pretrained(model, config, dtype=dtype, device=device, cost=cost, draft=draft)
 
 
 def print_json(engine: Engine, output: Output) -> None:

@@ -88,13 +88,25 @@ class SamplingParams:
         _check(all(isinstance(s, str) and s for s in self.stop), "stop: expected non-empty strings")
 
 
+# plain: one token a pass. dense: EAGLE's fixed tree. pruned: the same behind the gate. paper: Graft as published.
+# retrieval: no drafter. adaptive: all proposals in one currency, as many as are worth their cost.
+POLICIES = ("plain", "dense", "pruned", "paper", "retrieval", "adaptive")
+
+
+def check_policy(name: Any) -> None:
+    """Raise `GraftError` for anything but the name of a policy."""
+    _check(name in POLICIES, f"policy is {name!r}: expected one of {', '.join(POLICIES)}")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Settings of one engine.
 
     `max_nodes`: most proposed nodes a round, root not counted (the paper's 60). `prefill_rows`: prompt rows
     in one forward. `max_context`: longest prompt + output in tokens (None = the model's own limit). `kv_bytes`:
-    cap of the KV pool (None = what `max_context` needs). `plain`: never draft. `exact`: compute everything with
+    cap of the KV pool (None = what `max_context` needs). `policy`: how a round's proposals come about, one of
+    `POLICIES` (a request may name another one). `gates`: JSON file with a drafter's thresholds for `pruned` and
+    `paper`, made by `longgraft.eval.calibrate_gates` (None = defaults). `exact`: compute everything with
     kernels whose rows do not depend on one another, so that grafted decoding is bitwise plain decoding in low
     precision too; refused where that cannot be had.
     `history_tokens`: how many tokens of answers are kept for later requests of the same tenant (0 = none).
@@ -106,7 +118,8 @@ class EngineConfig:
     prefill_rows: int = 512
     max_context: int | None = None
     kv_bytes: int | None = None
-    plain: bool = False
+    policy: str = "adaptive"
+    gates: str | None = None
     exact: bool = False
     history_tokens: int = 0
     cost_table: str | None = None
@@ -119,6 +132,7 @@ class EngineConfig:
         for name in ("max_context", "kv_bytes"):
             _whole(name, getattr(self, name), optional=True)
         _check(0 <= self.max_nodes <= 1023, f"max_nodes is {self.max_nodes}: expected 0 to 1023")
+        check_policy(self.policy)
         _check(self.prefill_rows >= 1, f"prefill_rows is {self.prefill_rows}: expected 1 or more")
         _check(
             self.max_context is None or self.max_context >= 1,

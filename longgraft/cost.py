@@ -52,13 +52,17 @@ class CostTable:
         return cost
 
     def choose(
-        self, scores: Sequence[Sequence[float]], contexts: Sequence[int], trust: Sequence[float] | None = None
+        self,
+        scores: Sequence[Sequence[float]],
+        contexts: Sequence[int],
+        trust: Sequence[float] | None = None,
+        beside: int = 0,
     ) -> list[int]:
         """Return how many nodes (root included) to verify of each tree in a batch.
 
         `scores[i]`: path log-probabilities of tree i, root first; `trust[i]`: what share of its promises tree i's
-        sequence has kept so far. All trees share one flat forward, so their nodes compete for the same rows; with
-        nothing worth its cost every tree is its root alone.
+        sequence has kept so far. All trees share one flat forward, with `beside` other rows, so their nodes compete
+        for the same rows; with nothing worth its cost every tree is its root alone.
         """
         sizes = [len(s) - 1 for s in scores]
         owner = np.repeat(np.arange(len(scores)), sizes)
@@ -66,7 +70,7 @@ class CostTable:
         gains *= np.ones(len(gains)) if trust is None else np.asarray(trust)[owner]
         order = np.argsort(-gains, kind="stable")
         base = len(scores)
-        cost = self.rounds(base + len(order), int(np.mean(contexts)))[base - 1 :]
+        cost = self.rounds(base + beside + len(order), int(np.mean(contexts)))[base + beside - 1 :]
         value = (base + np.concatenate([[0.0], np.cumsum(gains[order])])) / cost
         best = int(np.argmax(value))
         if value[best] < MARGIN * value[0] or self._is_unsure(value[best] / value[0]):

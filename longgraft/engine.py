@@ -18,12 +18,12 @@ import numpy as np
 from longgraft.accept import accept
 from longgraft.admission import CHUNK_ROWS, admit, pool_chunks, require_room, token_ids_of
 from longgraft.cache import ChunkPool, SequenceCache
-from longgraft.check import measure_costs, probe_exact, self_check
+from longgraft.check import costs_of, probe_exact, self_check
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
 from longgraft.cost import CostTable
 from longgraft.draft.base import Drafter, NullDrafter
-from longgraft.graft import graft
-from longgraft.prune import prune
+from longgraft.features import Features
+from longgraft.policy import Policies, rows_for
 from longgraft.references import References
 from longgraft.resolve import resolve
 from longgraft.retrieval import Retrieval
@@ -31,8 +31,8 @@ from longgraft.sampler import Sampler
 from longgraft.sequence import Index, Sequence
 from longgraft.stats import Stats, shared_stage
 from longgraft.stop import StopRules
-from longgraft.target import Progress, Target
-from longgraft.tree import TokenTree, TreeBuilder
+from longgraft.target import OnRows, Progress, Target
+from longgraft.tree import TokenTree
 from longgraft.verify import verify
 
 Prompt = str | Seq[int]
@@ -67,7 +67,10 @@ class Engine:
         if self.config.exact:
             probe_exact(self.target)
         self.pool = pool or self.target.new_pool(pool_chunks(self.target, self.config))
-        self.cost = cost if cost is not None else self._cost_table()
+        self.cost = cost if cost is not None else costs_of(self.target, self.pool, self.config)
+        layers = self.drafter.feature_layers
+        self.features = Features(self.target.model, layers) if layers else None
+        self.policies = Policies(self.drafter, self.cost, self.config, self.target.vocab_size)
 
     @classmethod
     def from_pretrained(
@@ -77,12 +80,17 @@ class Engine:
         *,
         dtype: str = "auto",
         device: str | None = None,
+        draft: str | None = None,
         **options: Any,
     ) -> Engine:
-        """Load a hub id, a local folder or a GGUF file (`FILE.gguf`, `hub/id:FILE.gguf`)."""
+        """Load a hub id, a local folder or a GGUF file (`FILE.gguf`, `hub/id:FILE.gguf`); `draft`: a drafter for it."""
         from longgraft.load import load
 
         model, tokenizer = load(name, dtype, device)
+        if draft is not None:
+            from longgraft.draft.load import load_drafter
+
+            options["drafter"] = load_drafter(draft, model, tokenizer)
         return cls(model, tokenizer, config, **options)
 
     @property
@@ -97,18 +105,20 @@ class Engine:
         params: SamplingParams | None = None,
         progress: Progress | None = None,
         references: References | None = None,
+        policy: str | None = None,
     ) -> Any:
         """Generate one `Output` for one prompt (text or token ids), or a list of them for a list of prompts.
 
         The prompts of a list run together, as many at a time as the KV pool holds. `references`: what else they may
-        copy from.
+        copy from. `policy`: where proposals come from, if not as the engine's config says.
         """
         if hasattr(prompts, "tolist"):
             prompts = prompts.tolist()
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
         texts: Any = [prompts] if single else prompts
         # All are opened first, so that one that cannot run is refused before any is computed.
-        waiting = [self.open(self.encode(one), params or SamplingParams(), references=references) for one in texts]
+        params = params or SamplingParams()
+        waiting = [self.open(self.encode(one), params, references=references, policy=policy) for one in texts]
         outputs: list[Output] = []
         while waiting:
             batch = admit(waiting, self.pool.num_free, self.config)
@@ -118,12 +128,16 @@ class Engine:
         return outputs[0] if single else outputs
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, references: References | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        references: References | None = None,
+        policy: str | None = None,
     ) -> Iterator[str]:
         """Yield text as it becomes final; never splits a character or shows part of a stop string."""
         from longgraft.stream import TextStream
 
-        seq = self.open(self.encode(prompt), params or SamplingParams(), references=references)
+        seq = self.open(self.encode(prompt), params or SamplingParams(), references=references, policy=policy)
         text = TextStream(self._tokenizer(), seq.token_ids, seq.sampler.params.stop)
         with closing(self.run([seq])) as rounds:
             for committed in rounds:
@@ -148,11 +162,13 @@ class Engine:
         params: SamplingParams,
         generation_config: Any = None,
         references: References | None = None,
+        policy: str | None = None,
     ) -> Sequence:
         """Admit one request: check lengths and memory, and set up its state. Nothing is computed yet.
 
         `generation_config` (default: the model's own) fills what `params` leaves open.
         """
+        chosen = self.policies.get(policy)
         defaults = generation_config or getattr(self.target.model, "generation_config", None)
         params = resolve(params, defaults, self.target.vocab_size)
         total = min(len(prompt_ids) + params.max_new_tokens, self.max_context)
@@ -174,10 +190,11 @@ class Engine:
             token_ids=list(prompt_ids),
             prompt_len=len(prompt_ids),
             cache=SequenceCache(self.pool),
-            index=self.retrieval.open(references, self.encode),
+            index=self.retrieval.open(references, self.encode, chosen.retrieves),
             sampler=Sampler(params, prompt_ids, self.target.vocab_size),
             stop=stop,
-            stats=Stats(len(prompt_ids), self.config.plain),
+            stats=Stats(len(prompt_ids), not (chosen.retrieves or chosen.drafts)),
+            policy=chosen,
             long_rope=threshold is not None and total > threshold,
             tenant=references.tenant if references else None,
         )
@@ -189,7 +206,7 @@ class Engine:
         """
         begin = time.perf_counter()
         try:
-            with self.target.session():
+            with self.target.session(), self.drafter.session():
                 for seq in batch:
                     self.prefill(seq, progress)
                 while active := [seq for seq in batch if not seq.is_finished]:
@@ -212,9 +229,12 @@ class Engine:
         with seq.stats.stage("prefill"):
             done = seq.cache.length
             tokens = np.asarray(seq.token_ids[done:-1], np.int32)
-            self.target.prefill(seq.cache, tokens, self.config.prefill_rows, progress, long_rope=seq.long_rope)
+            features = self.features if seq.policy.drafts else None
+            watch = self._feature_watch(seq, features) if features else None
+            options = {"long_rope": seq.long_rope, "features": features}
+            self.target.prefill(seq.cache, tokens, self.config.prefill_rows, progress, watch, **options)
             seq.stats.prefilled_tokens += len(tokens)
-        if not self.config.plain:
+        if seq.policy.retrieves:
             with seq.stats.stage("index"):
                 seq.index.extend(np.asarray(seq.token_ids, np.int32), learn=False)
 
@@ -224,34 +244,23 @@ class Engine:
             trees = self.plan(batch)
         begin = time.perf_counter()
         with shared_stage([seq.stats for seq in batch], "verify"):
-            checked = verify(self.target, batch, trees)
+            checked = verify(self.target, batch, trees, self.features)
         self._learn_cost(batch, trees, time.perf_counter() - begin)
         for seq, result in zip(batch, checked):
             with seq.stats.stage("accept"):
                 accepted = accept(result, seq.sampler, seq.token_ids, seq.stop)
                 new = seq.stop.clip(accepted.token_ids)
             with seq.stats.stage("extend"):
+                seq.policy.learn(seq, result, accepted)
                 seq.extend(new, result, accepted)
-                self.drafter.extend(seq, new, result, accepted)
+                if seq.policy.drafts:
+                    self.drafter.extend(seq, new, result, accepted)
 
     def plan(self, batch: Seq[Sequence]) -> list[TokenTree]:
         """Return the tree of each sequence that is worth verifying now."""
-        builders = [self.propose(seq) for seq in batch]
-        most = self.config.max_nodes + 1
-        if self.cost is None:
-            return [builder.build(most) for builder in builders]
-        lengths = [len(seq.token_ids) for seq in batch]
-        counts = self.cost.choose([builder.scores for builder in builders], lengths, [seq.trust for seq in batch])
-        return [builder.build(min(count, most)) for builder, count in zip(builders, counts)]
-
-    def propose(self, seq: Sequence) -> TreeBuilder:
-        """Collect all proposals for one sequence: drafted levels first, then retrieved continuations."""
-        if self.config.plain:
-            return TreeBuilder(seq.root_token)
-        builder = prune(self.drafter.levels(seq), seq.root_token)
-        found = seq.index.draft(self.config.max_nodes)
-        graft(builder, [found] if found else [], self.target.vocab_size, max_depth=seq.stop.remaining - 1)
-        return builder
+        builders = [seq.policy.propose(seq) for seq in batch]
+        counts = rows_for(self.cost, batch, builders, self.config.max_nodes + 1)
+        return [builder.build(count) for builder, count in zip(builders, counts)]
 
     def output(self, seq: Sequence) -> Output:
         """Return what a sequence holds; one that was left early says `cancelled`."""
@@ -271,19 +280,21 @@ class Engine:
             stats=seq.stats.summary(),
         )
 
+    def _feature_watch(self, seq: Sequence, features: Features) -> OnRows:
+        """Return what hands the drafter the hidden states of the last prompt rows, forward by forward."""
+        begin = seq.prompt_len - 1 - self.drafter.feature_window
+
+        def watch(first: int, rows: int) -> None:
+            skipped = max(0, begin - first)
+            if skipped < rows:
+                self.drafter.prefill(seq, first + skipped, features.rows(skipped, rows))
+
+        return watch
+
     def _learn_cost(self, batch: Seq[Sequence], trees: Seq[TokenTree], seconds: float) -> None:
         if self.cost is not None:
             context = sum(len(seq.token_ids) for seq in batch) // len(batch)
             self.cost.learn(sum(len(tree) for tree in trees), context, seconds)
-
-    def _cost_table(self) -> CostTable | None:
-        """Return the table that chooses the number of rows; None for plain decoding."""
-        if self.config.plain:
-            return None
-        if self.config.cost_table is not None:
-            return CostTable.load(self.config.cost_table)
-        with self.target.session():
-            return measure_costs(self.target, self.pool)
 
     def _groups(self, active: Seq[Sequence]) -> list[list[Sequence]]:
         """Return who shares a forward: those in one RoPE regime."""

@@ -1,29 +1,37 @@
-"""Prune: stop drafting where the drafter is unsure. Pruning is simply no longer asking for levels."""
+"""Prune: stop drafting where the drafter is unsure. Pruning is simply no longer asking it.
 
-from collections.abc import Callable, Iterable
+Knows trees and drafts; no drafter's inside, no retrieval and no cost.
+"""
 
+from collections.abc import Callable
+
+from longgraft.draft.base import Draft
 from longgraft.tree import Level, Source, TreeBuilder
 
-Gate = Callable[[int, Level], bool]
+Gate = Callable[[int, TreeBuilder], bool]
 
 
-def always(depth: int, level: Level) -> bool:
+def always(depth: int, builder: TreeBuilder) -> bool:
     """Let every level through."""
     return True
 
 
-def prune(levels: Iterable[Level], root_token: int, gate: Gate = always) -> TreeBuilder:
-    """Collect drafted levels under the root until `gate(depth, level)` says no (that level is still kept).
+def grow(draft: Draft, builder: TreeBuilder, depth: int, width: int, gate: Gate = always) -> None:
+    """Grow a beam as EAGLE-2 does: the root's `width` children, then `depth` times those of the `width` best new nodes.
 
-    `Level.parents` counts drafted nodes in the order they were yielded, the root being 0; equal tokens under
-    one parent are merged, so the numbers are translated here.
+    After each level `gate(level number, tree so far)` is asked; when it says no, drafting ends.
     """
-    builder = TreeBuilder(root_token)
-    nodes = [0]
-    for depth, level in enumerate(levels):
-        parents = [nodes[parent] for parent in level.parents.tolist()]
-        rows = zip(parents, level.token_ids.tolist(), level.scores.tolist())
-        nodes += [builder.add(parent, token, score, Source.DRAFT) for parent, token, score in rows]
-        if not gate(depth, level):
-            break
-    return builder
+    frontier = [0]
+    for number in range(depth + 1):
+        new = add_level(builder, draft.expand(builder, frontier, width))
+        if not new or not gate(number, builder):
+            return
+        frontier = sorted(sorted(new, key=lambda node: -builder.scores[node])[:width])
+
+
+def add_level(builder: TreeBuilder, level: Level) -> list[int]:
+    """Add what a pass proposed; return the new nodes."""
+    before = len(builder)
+    for parent, token, score in zip(level.parents.tolist(), level.token_ids.tolist(), level.scores.tolist()):
+        builder.add(parent, token, builder.scores[parent] + score, Source.DRAFT)
+    return list(range(before, len(builder)))

@@ -14,7 +14,7 @@ from longgraft.history import History
 from longgraft.index.context_index import ContextIndex
 from longgraft.references import References, Text
 from longgraft.sequence import Index, Sequence
-from longgraft.wording import wording_of
+from longgraft.wording import Wording, wording_of
 
 
 class Retrieval:
@@ -32,15 +32,16 @@ class Retrieval:
         self.vocab_size = vocab_size
         self.config = config
         self.new_index = index or self._context_index
-        self.wording = None if config.plain else wording_of(tokenizer, vocab_size)
         self.history = History(config.history_tokens)
+        if config.policy != "plain":
+            _ = self.wording  # now rather than in the first request
 
-    def open(self, references: References | None, encode: Callable[[Text], list[int]]) -> Index:
-        """Return a new index that holds everything a request may copy from besides itself."""
+    def open(self, references: References | None, encode: Callable[[Text], list[int]], is_read: bool = True) -> Index:
+        """Return a new index that holds everything a request may copy from besides itself; empty if none reads it."""
         if references is not None and not isinstance(references, References):
             raise GraftError(f"references is a {type(references).__name__}: expected References")
         index = self.new_index(self.vocab_size)
-        if references is None or self.config.plain:
+        if references is None or not is_read:
             return index
         if references.tenant is not None and not self.config.history_tokens:
             raise GraftError("tenant needs a history: set history_tokens of EngineConfig to how much it may hold")
@@ -58,8 +59,13 @@ class Retrieval:
         """Return the names of the documents a sequence copied from, and the line of each token's origin."""
         if not isinstance(seq.index, ContextIndex):
             return ("",), ()
-        lines = seq.index.lines_of(seq.origins, self.wording.newlines) if self.wording else ()
+        lines = seq.index.lines_of(seq.origins, self.wording.newlines) if seq.policy.retrieves and self.wording else ()
         return tuple(seq.index.documents), tuple(lines)
+
+    @cached_property
+    def wording(self) -> Wording | None:
+        """What the texts of tokens look like; reading a large vocabulary takes most of a second."""
+        return wording_of(self.tokenizer, self.vocab_size)
 
     @cached_property
     def _tokenizer_hash(self) -> str | None:

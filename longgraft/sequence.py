@@ -18,11 +18,8 @@ from longgraft.kernels.top_ids import top_ids
 from longgraft.sampler import Sampler
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
-from longgraft.tree import Acceptance, Continuation, Source, Verification
+from longgraft.tree import Acceptance, Continuation, Source, TreeBuilder, Verification
 
-# Rows of the successor table refreshed after a round: the visited nodes and the likeliest others. Every row
-# costs a top-k over the whole vocabulary, and rows beyond a few add little (the paper refreshes all).
-MAX_OBSERVED = 8
 NUM_SUCCESSORS = 8
 # How fast kept promises are forgotten, a round, and how many accepted nodes a fresh sequence is credited with.
 FORGET = 0.97
@@ -42,6 +39,26 @@ class Index(Protocol):
         """Propose at most `budget` nodes after the committed tokens and `path`."""
 
 
+class Policy(Protocol):
+    """How the proposals of a round come about; `longgraft.policy` makes them.
+
+    `adapts`: True where the cost table chooses how many of the best nodes are verified, False where all are.
+    `observed`: at most so many nodes refresh the successor table a round. `retrieves`, `drafts`: whether the index
+    and the drafter are fed at all.
+    """
+
+    adapts: bool
+    observed: int
+    retrieves: bool
+    drafts: bool
+
+    def propose(self, seq: Sequence) -> TreeBuilder:
+        """Return this round's proposals, scored by the log-probability that a node's path is accepted."""
+
+    def learn(self, seq: Sequence, result: Verification, accepted: Acceptance) -> None:
+        """See what became of them, before the sequence commits it."""
+
+
 @dataclass
 class Sequence:
     """One request: tokens, what was computed about them, how to choose the next ones and when to stop."""
@@ -53,8 +70,10 @@ class Sequence:
     sampler: Sampler
     stop: StopRules
     stats: Stats
+    policy: Policy
     long_rope: bool = False
     draft_state: Any = None
+    policy_state: Any = None
     tenant: str | None = None
     promised: float = 0.0
     kept: float = 0.0
@@ -89,8 +108,9 @@ class Sequence:
         """Commit `token_ids` (the accepted ones after clipping): KV rows, index, tokens, provenance, stats."""
         path = accepted.path[: len(token_ids)]
         self.cache.keep([int(result.slots[node]) for node in path])
-        self._observe(result, path)
-        self.index.extend(np.asarray(token_ids, np.int32), learn=True)
+        if self.policy.retrieves:
+            self._observe(result, path)
+            self.index.extend(np.asarray(token_ids, np.int32), learn=True)
         self.token_ids.extend(token_ids)
         proposed = accepted.path[1 : len(token_ids) + 1]
         drawn = len(token_ids) - len(proposed)
@@ -103,11 +123,12 @@ class Sequence:
 
     def _observe(self, result: Verification, path: list[int]) -> None:
         """Refresh successor rows from raw logits: of the visited nodes, then of the likeliest others."""
-        visited = path[-MAX_OBSERVED:]
-        likeliest = np.argsort(-result.tree.scores, kind="stable")[:MAX_OBSERVED].tolist()
+        most = self.policy.observed
+        visited = path[-most:]
+        likeliest = np.argsort(-result.tree.scores, kind="stable")[:most].tolist()
         others = [node for node in likeliest if node not in path]
         # Last write wins, so the visited nodes come last.
-        nodes = others[: MAX_OBSERVED - len(visited)] + visited
+        nodes = others[: most - len(visited)] + visited
         k = min(NUM_SUCCESSORS, result.logits.shape[-1])
         top = top_ids(result.logits[nodes], k)
         self.index.observe(result.tree.token_ids[nodes], top.to("cpu").numpy().astype(np.int32))

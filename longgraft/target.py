@@ -7,7 +7,7 @@ every segment is the new rows of one sequence with its own positions and its own
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from longgraft.attention import FlatBatch, Part, borrowed
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
 from longgraft.config import GraftError
+from longgraft.features import Features
 from longgraft.kernels.rows_linear import DTYPES as EXACT_DTYPES
 from longgraft.kernels.rows_linear import is_available as kernels_available
 from longgraft.kernels.tree_attention import BACKENDS
@@ -27,13 +28,15 @@ from longgraft.tree import IntArray
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 Progress = Callable[[int, int], None]
+OnRows = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """The new rows of one sequence: `token_ids [n]`, `positions [n]`, `mask [n, n]` or None for a causal chain.
 
-    The mask is rows x rows, never rows x prefix. `wants_logits`: False for prompt rows nobody reads.
+    The mask is rows x rows, never rows x prefix. `wants_logits`: False for prompt rows nobody reads. `earlier`: so
+    many rows that a forward before this one left reserved stay, and the mask `[n, earlier + n]` says who sees them.
     """
 
     cache: SequenceCache
@@ -41,11 +44,13 @@ class Segment:
     positions: IntArray
     mask: npt.NDArray[np.bool_] | None = None
     wants_logits: bool = True
+    earlier: int = 0
 
     def __post_init__(self) -> None:
-        n = len(self.token_ids)
-        if n == 0 or len(self.positions) != n or (self.mask is not None and self.mask.shape != (n, n)):
-            raise ValueError("Segment: expected as many positions as token ids, and a mask rows x rows")
+        n, m = len(self.token_ids), self.earlier
+        is_whole = self.mask.shape == (n, m + n) if self.mask is not None else m == 0
+        if n == 0 or len(self.positions) != n or not is_whole:
+            raise ValueError("Segment: expected as many positions as token ids, and a mask rows x (earlier + rows)")
 
 
 class Target:
@@ -87,14 +92,17 @@ class Target:
         """Return a chunk pool of the model's shapes."""
         return ChunkPool(self.layers, num_chunks, self.dtype, self.device)
 
-    def forward(self, segments: Sequence[Segment], long_rope: bool = False) -> list[Tensor]:
+    def forward(
+        self, segments: Sequence[Segment], long_rope: bool = False, features: Features | None = None
+    ) -> list[Tensor]:
         """Run one flat forward; K/V land in rows reserved behind each segment's prefix.
 
         Returns, per segment, logits `[n, V]` in the model's dtype (`[0, V]` where none are wanted). Callers
-        then `keep` the rows that stay. `long_rope` holds models with two RoPE regimes in the long one.
+        then `keep` the rows that stay. `long_rope` holds models with two RoPE regimes in the long one. `features`
+        takes the hidden states of some layers, of all rows.
         """
         for segment in segments:
-            segment.cache.reserve(len(segment.token_ids))
+            segment.cache.reserve(len(segment.token_ids), segment.earlier)
         token_ids = np.concatenate([segment.token_ids for segment in segments])
         positions = np.concatenate([segment.positions for segment in segments])
         wanted = np.concatenate([np.full(len(segment.token_ids), segment.wants_logits) for segment in segments])
@@ -102,7 +110,8 @@ class Target:
         if long_rope and self.long_rope_from is not None and positions.max() < self.long_rope_from:
             # The rotary module picks its regime from the largest position of the forward: one padding row holds it.
             token_ids, positions = np.append(token_ids, 0), np.append(positions, self.long_rope_from)
-        logits = self._call(token_ids, positions, np.flatnonzero(wanted), FlatBatch(parts, self.backend))
+        with features.taken() if features else nullcontext():
+            logits = self._call(token_ids, positions, np.flatnonzero(wanted), FlatBatch(parts, self.backend))
         sizes = [len(segment.token_ids) * segment.wants_logits for segment in segments]
         return list(logits.split(sizes))
 
@@ -112,9 +121,14 @@ class Target:
         token_ids: IntArray,
         rows: int,
         progress: Progress | None = None,
+        on_rows: OnRows | None = None,
         **options: Any,
     ) -> None:
-        """Compute K/V of `token_ids` behind the cache's prefix, `rows` at a time on one grid from position 0."""
+        """Compute K/V of `token_ids` behind the cache's prefix, `rows` at a time on one grid from position 0.
+
+        `on_rows(first, n)` is called after each forward with its first position and number of rows; `options` go to
+        `forward`.
+        """
         first, end = cache.length, cache.length + len(token_ids)
         begin = first
         while begin < end:
@@ -123,6 +137,8 @@ class Target:
             positions = np.arange(begin, stop, dtype=np.int32)
             self.forward([Segment(cache, chunk, positions, wants_logits=False)], **options)
             cache.keep(range(len(chunk)))
+            if on_rows is not None:
+                on_rows(begin, len(chunk))
             begin = stop
             if progress is not None:
                 progress(begin - first, len(token_ids))
@@ -131,9 +147,10 @@ class Target:
         parts, begin = [], 0
         for segment in segments:
             end = begin + len(segment.token_ids)
-            positions = torch.as_tensor(segment.positions, dtype=torch.long, device=self.device)
-            mask = None if segment.mask is None else torch.as_tensor(segment.mask, device=self.device)
-            parts.append(Part(segment.cache, begin, end, positions, mask))
+            places, seen = (segment.positions, segment.mask) if not segment.earlier else _square(segment)
+            positions = torch.as_tensor(places, dtype=torch.long, device=self.device)
+            mask = None if seen is None else torch.as_tensor(seen, device=self.device)
+            parts.append(Part(segment.cache, begin, end, positions, mask, segment.earlier))
             begin = end
         return parts
 
@@ -169,18 +186,26 @@ class Target:
         return [recorder.shapes[layer] for layer in range(expected)]
 
 
+def _square(segment: Segment) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Return positions and mask of earlier and new rows; what earlier rows see does not matter any more."""
+    n, m = len(segment.token_ids), segment.earlier
+    mask = np.eye(m + n, dtype=np.bool_)
+    mask[m:] = segment.mask
+    return np.concatenate([np.full(m, segment.positions.min(), np.int32), segment.positions]), mask
+
+
 class _ShapeRecorder:
     """Stands in for a cache and writes down what each layer would store."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, keys: Tensor, values: Tensor, behind: int = 0) -> None:
         if layer in self.shapes:
             raise GraftError(f"layer {layer} attends twice a forward: expected one attention a layer")
         self.shapes[layer] = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
 
-    def runs(self, layer: int) -> list[tuple[Tensor, Tensor]]:
+    def runs(self, layer: int, reserved: int = 0) -> list[tuple[Tensor, Tensor]]:
         return []
 
 

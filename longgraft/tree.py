@@ -46,7 +46,11 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One depth of drafted nodes: `token_ids [n]`, `parents [n]` (node numbers already known), `scores [n]`."""
+    """What a drafter says about some nodes after one pass, one entry per child.
+
+    `token_ids [n]`, `parents [n]` (numbers in the tree that the drafter was asked about), `scores [n]` (its own
+    log-probability of the token given its parent).
+    """
 
     token_ids: IntArray
     parents: IntArray
@@ -207,6 +211,7 @@ class TreeBuilder:
         self.sources = [int(Source.ROOT)]
         self.origins: list[tuple[int, int]] = [(-1, -1)]
         self._nodes: dict[tuple[int, int], int] = {}
+        self.children: list[list[int]] = [[]]
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -218,6 +223,8 @@ class TreeBuilder:
         node = self._nodes.get((parent, token_id))
         if node is None:
             node = self._nodes[parent, token_id] = len(self)
+            self.children[parent].append(node)
+            self.children.append([])
             self.token_ids.append(token_id)
             self.parents.append(parent)
             self.scores.append(score)

@@ -31,10 +31,10 @@ class Rows:
     def __init__(self) -> None:
         self.written: list[tuple[int, int]] = []
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, keys: Tensor, values: Tensor, behind: int = 0) -> None:
         self.written.append((layer, len(keys)))
 
-    def runs(self, layer: int) -> list[Any]:
+    def runs(self, layer: int, reserved: int = 0) -> list[Any]:
         return []
 
 

@@ -77,7 +77,7 @@ def test_float64_is_exact(llama: Engine, prompt: list[int], params: SamplingPara
 
 def test_plain_twin_shares_weights_and_leaves_the_engine_alone(llama: Engine) -> None:
     twin = plain_twin(llama)
-    assert twin.config == replace(llama.config, plain=True) and not llama.config.plain
+    assert twin.config == replace(llama.config, policy="plain") and not llama.config.plain
     assert twin.target is llama.target and twin.pool is llama.pool
 
 

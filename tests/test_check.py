@@ -13,19 +13,10 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from longgraft.cache import SequenceCache
-from longgraft.check import (
-    LONG_WIDTHS,
-    SHORT_WIDTHS,
-    filled,
-    measure_costs,
-    probe_exact,
-    probe_tokens,
-    probe_tree,
-    self_check,
-    time_forward,
-)
+from longgraft.check import probe_exact, probe_tokens, probe_tree, self_check
 from longgraft.config import GraftError
 from longgraft.kernels.tree_attention import BACKENDS
+from longgraft.measure import LONG_WIDTHS, SHORT_WIDTHS, filled, measure_costs, time_forward
 from longgraft.target import Target
 from tests import engines
 from tests.engines import model_of

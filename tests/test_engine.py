@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from torch import Tensor
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
 from longgraft.engine import Engine
 from longgraft.sequence import Sequence
-from longgraft.tree import Acceptance, Level, Source, Verification
+from longgraft.tree import Acceptance, Level, Source, TreeBuilder, Verification
 from tests import engines
 from tests.cases import SOURCES, plain_generate
 from tests.engines import cost_of, engine_for, model_of, prompt_of
@@ -324,13 +326,29 @@ class Oracle:
         self.committed: list[int] = []
         self.resets = 0
 
-    def levels(self, sequence: Sequence) -> Iterator[Level]:
-        parent = 0
-        for depth, token in enumerate(self.truth[len(sequence.token_ids) :][:4]):
-            others = [(token + 1) % VOCAB, token, (token + 2) % VOCAB]
-            scores = np.array([-1.0, -2.0, -3.0], np.float32) - 2 * depth
-            yield Level(np.array(others, np.int32), np.full(3, parent, np.int32), scores)
-            parent = 3 * depth + 2
+    feature_layers: tuple[int, ...] = ()
+    feature_window = 0
+    in_one_pass = True
+
+    def session(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def prefill(self, sequence: Sequence, first: int, features: torch.Tensor) -> None:
+        raise AssertionError("no features were asked for")
+
+    def begin(self, sequence: Sequence) -> Oracle:
+        self.rest = self.truth[len(sequence.token_ids) :]
+        return self
+
+    def expand(self, tree: TreeBuilder, nodes: Seq[int], width: int) -> Level:
+        rows = [(tok, node) for node in nodes if node == 0 for tok in self.rest[:1]]
+        tokens = [[(token + 1) % VOCAB, token, (token + 2) % VOCAB] for token, _ in rows]
+        parents = np.repeat(np.array([node for _, node in rows], np.int32), 3)
+        scores = np.tile(np.array([-1.0, -2.0, -3.0], np.float32), len(rows))
+        return Level(np.array(tokens, np.int32).reshape(-1), parents, scores)
+
+    def seconds(self, rows: int) -> float:
+        return 0.0
 
     def extend(self, sequence: Sequence, token_ids: list[int], result: Verification, accepted: Acceptance) -> None:
         self.committed += token_ids
@@ -549,7 +567,7 @@ def test_plain_never_asks_the_index() -> None:
             raise AssertionError("asked")
 
     prompt = prompt_of(50)
-    output = Engine(model_of(), None, EngineConfig(plain=True), index=lambda v: Silent([])).generate(prompt, GREEDY)
+    output = Engine(model_of(), None, EngineConfig(policy="plain"), index=lambda v: Silent([])).generate(prompt, GREEDY)
     assert list(output.token_ids) == truth_of(prompt)
     assert output.stats["nodes"] == 0 and output.stats["rounds"] == 24
     assert set(output.sources) == {Source.ROOT}

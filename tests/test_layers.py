@@ -23,9 +23,11 @@ LAYERS = [
         "history",
         "references",
         "retrieval",
+        "features",
+        "measure",
     },
     {"draft", "prune", "graft", "verify", "accept"},
-    {"engine", "admission", "check", "stream", "hf"},
+    {"engine", "admission", "check", "stream", "hf", "policy", "policies", "adaptive"},
     {
         "cli",
         "render",

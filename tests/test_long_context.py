@@ -36,7 +36,7 @@ def small_model() -> LlamaForCausalLM:
 def test_128k_tokens_stay_small_and_lossless() -> None:
     flat = CostTable(np.full(len(ROW_BUCKETS), 1.0), np.zeros(len(ROW_BUCKETS)), frozen=True)
     grafted = Engine(small_model(), None, EngineConfig(), cost=flat)
-    plain = Engine(grafted.target.model, None, EngineConfig(plain=True), pool=grafted.pool)
+    plain = Engine(grafted.target.model, None, EngineConfig(policy="plain"), pool=grafted.pool)
     piece = np.random.default_rng(0).integers(0, 1024, 3000).tolist()
     prompt = (piece * 50)[: CONTEXT - 64]
     params = SamplingParams(temperature=0.0, max_new_tokens=48, ignore_eos=True)

@@ -61,7 +61,12 @@ def model_of(arch: str) -> Any:
 
 @lru_cache(maxsize=64)
 def engine_of(arch: str, plain: bool = False, **settings: Any) -> Engine:
-    return Engine(model_of(arch), None, EngineConfig(plain=plain, **settings), cost=None if plain else flat_cost())
+    return Engine(
+        model_of(arch),
+        None,
+        EngineConfig(policy="plain" if plain else "adaptive", **settings),
+        cost=None if plain else flat_cost(),
+    )
 
 
 def grafted(arch: str, source: str, truth: Sequence[int], cost: CostTable | None = None, **settings: Any) -> Engine:
@@ -175,7 +180,7 @@ def test_a_ragged_batch_equals_its_members_alone(arch: str, setting: str) -> Non
     params = params_of(setting, max_new_tokens=30)
     together = engine_of(arch).generate(prompts, params)
     for prompt, output in zip(prompts, together):
-        assert output.token_ids == engine_of(arch, plain=True).generate(prompt, params).token_ids
+        assert output.token_ids == engine_of(arch, policy="plain").generate(prompt, params).token_ids
 
 
 @pytest.mark.parametrize("setting", ["greedy", "t0.7"])

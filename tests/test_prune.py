@@ -1,82 +1,56 @@
-"""Pruning is no longer asking: which levels are asked for, and what becomes of their nodes."""
+"""Pruning is no longer asking: which nodes a drafter is asked about, and what becomes of what it says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from longgraft.prune import always, prune
-from longgraft.tree import Level, Source
+from longgraft.prune import always, grow
+from longgraft.tree import Level, Source, TreeBuilder
 
 
-def level(*rows: tuple[int, int, float]) -> Level:
-    """Make a level of (token, parent, score)."""
-    tokens, parents, scores = zip(*rows)
-    return Level(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(scores, np.float32))
+class Counting:
+    """Says of every node that tokens 1 and 2 follow, with probability .6 and .3; counts what it is asked."""
+
+    in_one_pass = True
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def expand(self, tree: TreeBuilder, nodes: Sequence[int], width: int) -> Level:
+        self.asked.append(list(nodes))
+        tokens = [1, 2][:width] * len(nodes)
+        parents = [node for node in nodes for _ in range(min(width, 2))]
+        scores = np.log([0.6, 0.3][:width] * len(nodes))
+        return Level(np.array(tokens, np.int32), np.array(parents, np.int32), scores.astype(np.float32))
+
+    def seconds(self, rows: int) -> float:
+        return 1.0
 
 
-LEVELS = [
-    level((1, 0, -0.1), (2, 0, -0.5)),
-    level((3, 1, -0.2), (4, 2, -0.7)),
-    level((5, 3, -0.4)),
-]
-
-
-class Drafter:
-    """Counts the levels it was asked for."""
-
-    def __init__(self, levels: list[Level]) -> None:
-        self.made = levels
-        self.asked = 0
-
-    def levels(self) -> Iterator[Level]:
-        for made in self.made:
-            self.asked += 1
-            yield made
-
-
-def test_without_a_gate_every_level_is_collected() -> None:
-    drafter = Drafter(LEVELS)
-    tree = prune(drafter.levels(), 7).build()
-    assert drafter.asked == 3
-    assert tree.token_ids.tolist() == [7, 1, 2, 3, 4, 5]
-    assert tree.parents.tolist() == [-1, 0, 0, 1, 2, 3]
-    assert tree.scores == pytest.approx([0.0, -0.1, -0.5, -0.2, -0.7, -0.4])
-    assert set(tree.sources[1:].tolist()) == {Source.DRAFT} and tree.sources[0] == Source.ROOT
+def test_a_beam_follows_the_best_new_nodes() -> None:
+    draft, builder = Counting(), TreeBuilder(7)
+    grow(draft, builder, depth=2, width=2)
+    assert draft.asked == [[0], [1, 2], [3, 4]]
+    assert builder.token_ids == [7, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2]
+    assert np.exp(builder.scores[3:7]) == pytest.approx([0.36, 0.18, 0.18, 0.09])
+    assert set(builder.sources[1:]) == {Source.DRAFT}
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 2])
-def test_the_level_of_the_refusal_is_kept_and_no_other_is_asked_for(stop_at: int) -> None:
-    drafter, seen = Drafter(LEVELS), []
+def test_after_a_refusal_no_other_level_is_asked_for(stop_at: int) -> None:
+    draft, builder, seen = Counting(), TreeBuilder(7), list[tuple[int, int]]()
 
-    def gate(depth: int, made: Level) -> bool:
-        seen.append((depth, made))
+    def gate(depth: int, tree: TreeBuilder) -> bool:
+        seen.append((depth, len(tree)))
         return depth < stop_at
 
-    builder = prune(drafter.levels(), 7, gate)
-    assert drafter.asked == stop_at + 1
-    assert seen == list(enumerate(LEVELS[: stop_at + 1]))
-    assert len(builder) == 1 + sum(len(made.token_ids) for made in LEVELS[: stop_at + 1])
-
-
-def test_nothing_drafted_is_a_root_alone() -> None:
-    assert len(prune(iter(()), 7)) == 1
-
-
-def test_parents_follow_nodes_that_were_merged() -> None:
-    """Level 1 says token 1 twice; what hangs from either hangs from the one node."""
-    tree = prune([level((1, 0, -0.5), (1, 0, -0.2), (2, 0, -0.3)), level((3, 1, -0.6), (4, 2, -0.4), (5, 3, -0.9))], 7)
-    built = tree.build()
-    assert built.token_ids.tolist() == [7, 1, 2, 3, 4, 5]
-    assert built.parents.tolist() == [-1, 0, 0, 1, 1, 2]
-    assert built.scores[1] == pytest.approx(-0.2)
-
-
-def test_token_zero_is_a_token() -> None:
-    assert prune([level((0, 0, -0.1)), level((0, 1, -0.2))], 0).build().token_ids.tolist() == [0, 0, 0]
+    grow(draft, builder, depth=9, width=1, gate=gate)
+    assert len(draft.asked) == stop_at + 1
+    assert seen == [(depth, depth + 2) for depth in range(stop_at + 1)]
 
 
 def test_always() -> None:
-    assert always(0, LEVELS[0]) and always(99, LEVELS[2])
+    assert always(0, TreeBuilder(1)) and always(99, TreeBuilder(1))

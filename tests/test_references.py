@@ -32,7 +32,7 @@ def quiet() -> Iterator[None]:
 
 @lru_cache
 def truth(params: SamplingParams = GREEDY) -> list[int]:
-    return list(engine_for(plain=True).generate(prompt_of(80), params).token_ids)
+    return list(engine_for(policy="plain").generate(prompt_of(80), params).token_ids)
 
 
 def fast_engine(tokenizer: Any = None, **settings: Any) -> Engine:
@@ -178,7 +178,7 @@ def test_a_bad_text_is_named() -> None:
 
 
 def test_plain_decoding_copies_from_nothing() -> None:
-    engine = engine_for(plain=True)
+    engine = engine_for(policy="plain")
     output = engine.generate(prompt_of(80), GREEDY, references=References(prediction=truth()))
     assert list(output.token_ids) == truth()
     assert output.stats["rounds"] == NEW
@@ -207,7 +207,7 @@ def test_what_is_no_reference_is_named_when_it_is_made(values: dict[str, Any], n
 def test_references_are_of_their_own_type(plain: bool) -> None:
     wrong: Any = {"prediction": [1]}
     with pytest.raises(GraftError, match="references is a dict"):
-        engine_for(plain=plain).generate(prompt_of(80), GREEDY, references=wrong)
+        engine_for(policy="plain" if plain else "adaptive").generate(prompt_of(80), GREEDY, references=wrong)
 
 
 def test_arrays_are_texts() -> None:

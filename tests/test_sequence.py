@@ -10,7 +10,9 @@ import torch
 
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
 from longgraft.config import TokenLogprob
-from longgraft.sequence import MAX_OBSERVED, NUM_SUCCESSORS, Sequence
+from longgraft.policy import OBSERVED as MAX_OBSERVED
+from longgraft.policy import RetrievalPolicy
+from longgraft.sequence import NUM_SUCCESSORS, Sequence
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
 from longgraft.tree import Acceptance, Source, TokenTree, TreeBuilder, Verification
@@ -41,7 +43,8 @@ def sequence() -> Sequence:
     cache.write(0, rows, rows)
     cache.keep(range(len(PROMPT) - 1))
     return Sequence(
-        list(PROMPT), len(PROMPT), cache, RecordingIndex(), None, StopRules((), (), 9), Stats()  # type: ignore[arg-type]
+        list(PROMPT), len(PROMPT), cache, RecordingIndex(), None, StopRules((), (), 9), Stats(),  # type: ignore[arg-type]
+        RetrievalPolicy(60, 100),
     )  # fmt: skip
 
 

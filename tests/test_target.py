@@ -150,7 +150,7 @@ def test_a_segment_must_fit_together() -> None:
     ids = np.arange(3, dtype=np.int32)
     Segment(cache, ids, ids, np.eye(3, dtype=np.bool_))
     for token_ids, positions, mask in ((ids[:0], ids[:0], None), (ids, ids[:2], None), (ids, ids, np.eye(2) > 0)):
-        with pytest.raises(ValueError, match="as many positions as token ids, and a mask rows x rows"):
+        with pytest.raises(ValueError, match="as many positions as token ids, and a mask rows x"):
             Segment(cache, token_ids, positions, mask)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from longgraft.config import EngineConfig
 
-PLAIN = EngineConfig(plain=True)
+PLAIN = EngineConfig(policy="plain")
 NEW = 16
 
 

@@ -121,7 +121,7 @@ def test_processors_are_shown_padded_rows_as_in_generate(llama: Any, graft: Any,
 def test_rows_that_do_not_fit_together_run_one_after_another(llama: Any, graft: Any, batch: Any) -> None:
     options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     one_chunk = 256 * 2 * 2 * (16 + 16) * 4
-    small, seen = EngineConfig(plain=True, kv_bytes=one_chunk), Seen()
+    small, seen = EngineConfig(policy="plain", kv_bytes=one_chunk), Seen()
     expected = llama.generate(**batch, **options)
     assert torch.equal(graft(llama, **batch, **options, graft_config=small, graft_streamer=seen), expected)
     assert seen.puts[1:] == expected[:, batch["input_ids"].shape[1] :].T.tolist()

@@ -114,7 +114,7 @@ def test_criteria_get_scores_if_asked_for(llama: Any, graft: Any, prompt: Tensor
 
 
 def test_the_context_limit_is_said(llama: Any, graft: Any, prompt: Tensor) -> None:
-    short = EngineConfig(plain=True, max_context=95)
+    short = EngineConfig(policy="plain", max_context=95)
     with pytest.warns(UserWarning, match="context limit of 95"):
         assert graft(llama, prompt, do_sample=False, max_new_tokens=9, graft_config=short).shape[1] == 95
 
