@@ -14,12 +14,8 @@ from longgraft.config import EngineConfig, GraftError, check_policy
 from longgraft.cost import CostTable
 from longgraft.draft.base import Drafter, NullDrafter
 from longgraft.graft import graft
-from longgraft.sequence import Policy, Sequence
+from longgraft.sequence import OBSERVED, Policy, Sequence
 from longgraft.tree import Acceptance, TreeBuilder, Verification
-
-# Rows of the successor table refreshed after a round: the visited nodes and the likeliest others. Every row
-# costs a top-k over the whole vocabulary, and rows beyond a few add little (the paper refreshes all).
-OBSERVED = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ from longgraft.stats import Stats
 from longgraft.stop import StopRules
 from longgraft.tree import Acceptance, Continuation, Source, TreeBuilder, Verification
 
+# Rows of the successor table refreshed after a round: the visited nodes and the likeliest others. Every row
+# costs a top-k over the whole vocabulary, and rows beyond a few add little (the paper refreshes all).
+OBSERVED = 8
 NUM_SUCCESSORS = 8
 # How fast kept promises are forgotten, a round, and how many accepted nodes a fresh sequence is credited with.
 FORGET = 0.97

@@ -41,6 +41,9 @@ class Stats:
     nodes_by_depth: Counter[int] = field(default_factory=Counter)
     accepted_by_depth: Counter[int] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    nodes_by_place: Counter[tuple[int, int]] = field(default_factory=Counter)
+    accepted_by_place: Counter[tuple[int, int]] = field(default_factory=Counter)
+    draft_rows: list[int] = field(default_factory=list)
     prefilled_tokens: int = 0
 
     @contextmanager
@@ -49,10 +52,19 @@ class Stats:
         with shared_stage([self], name):
             yield
 
+    @contextmanager
+    def drafting(self, rows: int) -> Iterator[None]:
+        """Add the enclosed draft pass over `rows` nodes to the record."""
+        self.draft_rows.append(rows)
+        with self.stage("draft"):
+            yield
+
     def record(self, tree: TokenTree, accepted: list[int], new_tokens: int) -> None:
         """Take in one round: the verified tree, the accepted proposed nodes, the number of committed tokens."""
         self.nodes_by_source.update(tree.sources[1:].tolist())
         self.nodes_by_depth.update(tree.depths[1:].tolist())
+        self.nodes_by_place.update(zip(tree.sources[1:].tolist(), tree.depths[1:].tolist()))
+        self.accepted_by_place.update((int(tree.sources[node]), int(tree.depths[node])) for node in accepted)
         self.accepted_by_source.update(int(tree.sources[node]) for node in accepted)
         self.accepted_by_depth.update(int(tree.depths[node]) for node in accepted)
         firsts = {int(tree.parents[node]): node for node in range(len(tree) - 1, 0, -1)}
@@ -89,6 +101,11 @@ class Stats:
             "accepted_by_source": _named(self.accepted_by_source),
             "nodes_by_depth": dict(sorted(self.nodes_by_depth.items())),
             "accepted_by_depth": dict(sorted(self.accepted_by_depth.items())),
+            "nodes_by_source_depth": _placed(self.nodes_by_place),
+            "accepted_by_source_depth": _placed(self.accepted_by_place),
+            "draft_passes": len(self.draft_rows),
+            "draft_rows": list(self.draft_rows),
+            "draft_s": round(self.seconds["draft"], 4),
             "sibling_rounds": sum(r.sibling_chosen for r in self.rounds),
             "new_tokens_by_round": [r.new_tokens for r in self.rounds],
             "accepted_by_round": [(r.nodes, r.accepted) for r in self.rounds],
@@ -126,6 +143,14 @@ def shared_stage(records: Sequence[Stats], name: str) -> Iterator[None]:
     finally:
         for stats in records:
             stats.seconds[name] += time.perf_counter() - begin
+
+
+def _placed(counts: Counter[tuple[int, int]]) -> dict[str, dict[int, int]]:
+    """Return counts by source, then by depth."""
+    placed: dict[str, dict[int, int]] = {}
+    for (source, depth), count in sorted(counts.items()):
+        placed.setdefault(Source(source).name.lower(), {})[depth] = count
+    return placed
 
 
 def _named(counts: Counter[int]) -> dict[str, int]:

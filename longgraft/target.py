@@ -70,7 +70,8 @@ class Target:
         self.linear = wide(model, always=exact)
         self.backend = "native" if exact else backend
         self.config = model.config.get_text_config()
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        head = model.get_output_embeddings()
+        self.vocab_size = int(getattr(head, "out_features", None) or head.weight.shape[0])
         self.device = model.device
         self.dtype = model.dtype
         self.long_rope_from = long_rope_threshold(self.config)

@@ -347,7 +347,7 @@ class Oracle:
         scores = np.tile(np.array([-1.0, -2.0, -3.0], np.float32), len(rows))
         return Level(np.array(tokens, np.int32).reshape(-1), parents, scores)
 
-    def seconds(self, rows: int) -> float:
+    def seconds(self, rows: int, caught_up: bool = False) -> float:
         return 0.0
 
     def extend(self, sequence: Sequence, token_ids: list[int], result: Verification, accepted: Acceptance) -> None:

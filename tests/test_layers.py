@@ -26,7 +26,7 @@ LAYERS = [
         "features",
         "measure",
     },
-    {"draft", "prune", "graft", "verify", "accept"},
+    {"draft", "prune", "graft", "merge", "verify", "accept"},
     {"engine", "admission", "check", "stream", "hf", "policy", "policies", "adaptive"},
     {
         "cli",

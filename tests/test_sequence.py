@@ -10,9 +10,8 @@ import torch
 
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
 from longgraft.config import TokenLogprob
-from longgraft.policy import OBSERVED as MAX_OBSERVED
 from longgraft.policy import RetrievalPolicy
-from longgraft.sequence import NUM_SUCCESSORS, Sequence
+from longgraft.sequence import NUM_SUCCESSORS, OBSERVED, Sequence
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
 from longgraft.tree import Acceptance, Source, TokenTree, TreeBuilder, Verification
@@ -139,7 +138,7 @@ def test_the_work_for_successors_is_bounded(depth: int) -> None:
     path = list(range(depth + 1))
     seq.extend([1] * len(path), verified(seq, made), accepted(path, [1] * len(path)))
     ((_, tokens, _),) = [call for call in seq.index.calls if call[0] == "observe"]  # type: ignore[attr-defined]
-    assert len(tokens) == MAX_OBSERVED
+    assert len(tokens) == OBSERVED
 
 
 def test_a_vocabulary_smaller_than_the_successor_row() -> None:

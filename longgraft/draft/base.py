@@ -31,8 +31,11 @@ class Draft(Protocol):
         and that the drafter knows. A node is asked about once a round.
         """
 
-    def seconds(self, rows: int) -> float:
-        """Return what the next pass over `rows` nodes is expected to take, catching up included: measured."""
+    def seconds(self, rows: int, caught_up: bool = False) -> float:
+        """Return what the next pass over `rows` nodes is expected to take: measured, never guessed.
+
+        Reading what was committed meanwhile is included; not with `caught_up`: as if it had been read.
+        """
 
 
 class Drafter(Protocol):

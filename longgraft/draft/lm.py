@@ -131,9 +131,9 @@ class _Draft:
         # Of each node asked about: its reserved row, and those of its ancestors and itself.
         self.seen: dict[int, list[int]] = {}
 
-    def seconds(self, rows: int) -> float:
+    def seconds(self, rows: int, caught_up: bool = False) -> float:
         """Return what the next pass is expected to take, reading what is left of the text included."""
-        read_before, in_pass = self._split()
+        read_before, in_pass = (0, min(len(self.left), 1)) if caught_up else self._split()
         length, cost = self.state.cache.length, self.drafter.cost
         seconds = float(cost.rounds(in_pass - bool(in_pass) + rows, length + read_before)[-1])
         for first in range(0, read_before, READING_ROWS):
