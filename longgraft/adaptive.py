@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from longgraft.cost import CostTable
 from longgraft.draft.base import Draft, Drafter
+from longgraft.draft.recorded import begin
 from longgraft.merge import Opinions, Weights
 from longgraft.sequence import OBSERVED, Sequence
 from longgraft.tree import Acceptance, TreeBuilder, Verification
@@ -93,7 +94,7 @@ class AdaptivePolicy:
             state.clock += float(self.cost.rounds(1, len(seq.token_ids))[0])
         round_.look_up([0], self.max_nodes)
         opinions.combine(state.weights)
-        draft = self.drafter.begin(seq) if round_.max_depth > 0 and self.cost is not None else None
+        draft = begin(self.drafter, seq) if round_.max_depth > 0 and self.cost is not None else None
         while draft is not None and (nodes := round_.worth_asking(draft)):
             round_.ask(draft, nodes)
         return opinions.builder
@@ -203,8 +204,7 @@ class _Round:
         """Make one draft pass, graft below what it found, and learn what it added."""
         opinions, state = self.opinions, self.state
         before = [opinions.coverage(node) for node in nodes]
-        with self.seq.stats.drafting(len(nodes)):
-            level = draft.expand(opinions.builder, nodes, WIDTH)
+        level = draft.expand(opinions.builder, nodes, WIDTH)
         fresh = opinions.add_level(level, nodes, self.policy.vocab_size)
         self.depths += [self.depths[opinions.builder.parents[node]] + 1 for node in fresh]
         opinions.combine(state.weights)

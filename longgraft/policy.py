@@ -14,6 +14,7 @@ from longgraft.config import EngineConfig, GraftError, check_policy
 from longgraft.cost import CostTable
 from longgraft.draft.base import Drafter, NullDrafter
 from longgraft.graft import graft
+from longgraft.policies import fixed_policy
 from longgraft.sequence import OBSERVED, Policy, Sequence
 from longgraft.tree import Acceptance, TreeBuilder, Verification
 
@@ -82,7 +83,7 @@ class Policies:
             raise GraftError(f"policy {name!r} needs a drafter: pass drafter= (--draft), or choose another policy")
         if name == "adaptive":
             return AdaptivePolicy(self.drafter, self.cost, self.config.max_nodes, self.vocab_size)
-        raise GraftError(f"policy {name!r} is not there yet")
+        return fixed_policy(name, self.drafter, self.config, self.vocab_size)
 
 
 def rows_for(cost: CostTable | None, batch: Seq[Sequence], builders: Seq[TreeBuilder], most: int) -> list[int]:
