@@ -26,8 +26,8 @@ LAYERS = [
         "features",
         "measure",
     },
-    {"draft", "prune", "graft", "merge", "verify", "accept"},
-    {"engine", "admission", "check", "stream", "hf", "policy", "policies", "adaptive"},
+    {"draft", "prune", "graft", "block_graft", "merge", "verify", "accept"},
+    {"engine", "admission", "check", "stream", "hf", "policy", "policies", "adaptive", "block_round"},
     {
         "cli",
         "render",
@@ -60,6 +60,7 @@ OWNERS = {
     "typer": {"longgraft/cli.py", "longgraft/corpora.py"},
     "transformers": {
         "longgraft/attention.py",
+        "longgraft/draft/block_",
         "longgraft/load.py",
         "longgraft/memory.py",
         "longgraft/processors.py",
