@@ -34,6 +34,8 @@ COVERAGE_BINS = (0.05, 0.3, 0.6, 0.85)
 FORGET = 0.98
 # What a drafter promised is held against what came, an asked node at a time; it begins with some kept promises.
 CREDITED, FORGOTTEN = 2.0, 0.95
+# A text is read once this many times its price would have been saved: what is saved is a guess until then.
+PATIENCE = 4.0
 EXPLORED = 0.01  # share of the time for passes that do not promise to pay
 
 
@@ -158,8 +160,9 @@ class _Round:
         """
         state, seconds = self.state, draft.seconds(count)
         behind = max(0.0, seconds - caught_up)
-        state.credit = min(state.credit + max(saved, 0.0), 2 * behind)
-        if (saved > 0 and state.credit >= behind) or EXPLORED * state.clock > seconds:
+        price = PATIENCE * behind
+        state.credit = min(state.credit + max(saved, 0.0), 2 * price)
+        if (saved > 0 and state.credit >= price) or EXPLORED * state.clock > seconds:
             self.spent += seconds
             state.credit, state.clock = 0.0, 0.0
             return True

@@ -175,8 +175,7 @@ class SequenceCache:
         needed = -(-(self.length + rows) // size) - len(self._chunks)
         split = self.length // size if rows and self.length % size else None
         shared = split is not None and pool.references(self._chunks[split]) > 1
-        last = self._chunks[-1] if self._chunks else None
-        fresh = pool.allocate(max(needed, 0) + shared, last)
+        fresh = pool.allocate(max(needed, 0) + shared, self._chunks[-1] if self._chunks else None)
         if split is not None and shared:
             self._own(split, fresh.pop(0))
         self._chunks += fresh
@@ -287,9 +286,9 @@ class SequenceCache:
 
     def check_integrity(self) -> str:
         """Return what is wrong with this sequence, or an empty string."""
-        size, rows = self.pool.chunk_rows, self.length + self.reserved
-        if len(self._chunks) * size < rows:
-            return f"{len(self._chunks)} chunks cannot hold {rows} rows"
+        size = self.pool.chunk_rows
+        if len(self._chunks) * size < self.length + self.reserved:
+            return f"{len(self._chunks)} chunks cannot hold {self.length + self.reserved} rows"
         if len(set(self._chunks)) != len(self._chunks):
             return "one chunk appears twice"
         if any(not self.pool.references(chunk) for chunk in self._chunks):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from longgraft.sampler import Sampler
 from longgraft.sequence import Index, Sequence
 from longgraft.stats import Stats, shared_stage
 from longgraft.stop import StopRules
-from longgraft.target import OnRows, Progress, Target
+from longgraft.target import Progress, Target
 from longgraft.tree import TokenTree
 from longgraft.verify import verify
 
@@ -230,7 +231,8 @@ class Engine:
             done = seq.cache.length
             tokens = np.asarray(seq.token_ids[done:-1], np.int32)
             features = self.features if seq.policy.drafts else None
-            watch = self._feature_watch(seq, features) if features else None
+            begin = seq.prompt_len - 1 - self.drafter.feature_window
+            watch = features.watch(begin, partial(self.drafter.prefill, seq)) if features else None
             options = {"long_rope": seq.long_rope, "features": features}
             self.target.prefill(seq.cache, tokens, self.config.prefill_rows, progress, watch, **options)
             seq.stats.prefilled_tokens += len(tokens)
@@ -279,17 +281,6 @@ class Engine:
             lines=lines,
             stats=seq.stats.summary(),
         )
-
-    def _feature_watch(self, seq: Sequence, features: Features) -> OnRows:
-        """Return what hands the drafter the hidden states of the last prompt rows, forward by forward."""
-        begin = seq.prompt_len - 1 - self.drafter.feature_window
-
-        def watch(first: int, rows: int) -> None:
-            skipped = max(0, begin - first)
-            if skipped < rows:
-                self.drafter.prefill(seq, first + skipped, features.rows(skipped, rows))
-
-        return watch
 
     def _learn_cost(self, batch: Seq[Sequence], trees: Seq[TokenTree], seconds: float) -> None:
         if self.cost is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from longgraft.block_round import BlockGraft
 from longgraft.config import EngineConfig
 from longgraft.draft.base import Draft, Drafter
 from longgraft.draft.recorded import begin
@@ -115,6 +116,8 @@ NAMES: dict[str, type[FixedPolicy]] = {"dense": DensePolicy, "pruned": PrunedPol
 def fixed_policy(name: str, drafter: Drafter, config: EngineConfig, vocab_size: int) -> FixedPolicy:
     """Make the policy of this name, one of `NAMES`; reads the gates file that the config names."""
     gates = Gates.load(config.gates) if config.gates is not None else Gates()
+    if name == "paper":
+        return PaperPolicy(drafter, gates, config.max_nodes, vocab_size, BlockGraft(vocab_size))
     return NAMES[name](drafter, gates, config.max_nodes, vocab_size)
 
 

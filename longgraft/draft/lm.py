@@ -29,7 +29,7 @@ from longgraft.tree import Acceptance, IntArray, Level, TreeBuilder, Verificatio
 
 # First tokens kept in front of a window: what attention falls back on (StreamingLLM, arXiv 2309.17453, keeps 4).
 SINKS = 4
-WINDOW = 1024
+WINDOW = 256
 # So many committed tokens are read in the pass that drafts; more are read before it, without logits.
 MAX_CAUGHT_UP = 8
 READING_ROWS = 512
