@@ -137,10 +137,10 @@ def teacher_forced(model: Any, token_ids: Sequence[int], own: bool, held_out: bo
     return Text(ids, *halves, logits.logsumexp(-1), logits.argmax(-1), own, held_out)
 
 
-def shards(model: Any, tokenizer: Any, files: Sequence[Path], length: int) -> Iterator[Callable[[], list[Text]]]:
-    """Yield the training text in portions, each a function that makes it: written by the model, and given texts.
+def portions(model: Any, tokenizer: Any, files: Sequence[Path], length: int) -> list[Callable[[], list[Text]]]:
+    """Return what makes each portion of the training text: some written by the model, some given.
 
-    The order is fixed, so that a portion is known by its number. Ends when the prompts do.
+    The order is fixed, so that a portion is known by its number; there are as many as there are prompts for.
     """
     rng = random.Random(0)
     records = chats(files, tokenizer)
@@ -149,16 +149,18 @@ def shards(model: Any, tokenizer: Any, files: Sequence[Path], length: int) -> It
     given += [(piece, piece) for piece in sources(tokenizer, length, rng)]
     rng.shuffle(prompts)
     rng.shuffle(given)
-    portions = -(-len(prompts) // WRITE_BATCH)
-    per_portion = min(-(-len(given) // portions) , GIVEN_BATCH)
-    for i in range(portions):
+    count = -(-len(prompts) // WRITE_BATCH)
+    per_portion = min(-(-len(given) // count), GIVEN_BATCH)
+    made = []
+    for i in range(count):
         asked = prompts[i * WRITE_BATCH : (i + 1) * WRITE_BATCH]
         pieces = given[i * per_portion : (i + 1) * per_portion]
-        yield partial(_portion, model, tokenizer, asked, pieces, length)
+        made.append(partial(_portion, model, tokenizer, asked, pieces))
+    return made
 
 
 def _portion(
-    model: Any, tokenizer: Any, asked: list[list[int]], pieces: list[tuple[list[int], list[int]]], length: int
+    model: Any, tokenizer: Any, asked: list[list[int]], pieces: list[tuple[list[int], list[int]]]
 ) -> list[Text]:
     keys = [is_held_out(prompt) for prompt in asked]
     texts = list(zip(written(model, tokenizer, asked, WRITTEN), keys))

@@ -15,7 +15,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longgraft.draft.head import Eagle3Head, HeadShape, attend
-from longgraft.eval.eagle_data import Text, feature_layers, shards
+from longgraft.eval.eagle_data import Text, feature_layers, portions
 
 STEP_WEIGHT = 0.8  # each further step counts so much of the one before (EAGLE-3's training code)
-SAVE_EVERY = 180.0  # seconds
+SAVE_EVERY = 120.0  # seconds of processor time, as all of --minutes: a busy machine makes it longer, not worse
 WARM_UP = 50  # steps
 CHECKED_TEXTS = 24
 
@@ -49,13 +49,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     texts = load_texts(model, AutoTokenizer.from_pretrained(args.model), args)
     train, held = [t for t in texts if not t.held_out], [t for t in texts if t.held_out]
-    kept = draft_vocabulary(train, args.draft_vocab)
+    state = Path(args.out) / "training.pt"
+    saved = torch.load(state, weights_only=True) if state.exists() else {}
+    kept = saved["kept"] if saved else draft_vocabulary(train, args.draft_vocab)
     head = new_head(model, len(kept), args.length)
     start_from_target(head, model, kept)
     target = Target(model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()[kept])
     print(f"{sum(len(t.token_ids) for t in train)} tokens, {len(held)} texts held out", flush=True)
     Path(args.out).mkdir(parents=True, exist_ok=True)
-    for _ in fit(head, target, train, args):
+    for progress in fit(head, target, train, saved, args):
+        torch.save({**progress, "kept": kept}, state)
         save(head, kept, model, Path(args.out))
         print(json.dumps(agreement(head, target, held[:CHECKED_TEXTS], kept, args.steps)), flush=True)
     print("all held-out texts:", json.dumps(agreement(head, target, held, kept, args.steps)), flush=True)
@@ -63,12 +66,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def load_texts(model: Any, tokenizer: Any, args: argparse.Namespace) -> list[Text]:
     """Return the first `--portions` portions of text, made now where they are not in `--data` yet."""
-    folder, texts = Path(args.data), list[Text]()
+    folder, texts, makers = Path(args.data), list[Text](), list[Callable[[], list[Text]]]()
     folder.mkdir(parents=True, exist_ok=True)
-    for number, make in zip(range(args.portions), shards(model, tokenizer, [Path(p) for p in args.text], args.length)):
+    for number in range(args.portions):
         path = folder / f"portion-{number:04d}.pt"
         if not path.exists():
-            torch.save([asdict(text) for text in make()], path.with_suffix(".part"))
+            makers = makers or portions(model, tokenizer, [Path(file) for file in args.text], args.length)
+            if number >= len(makers):
+                break
+            torch.save([asdict(text) for text in makers[number]()], path.with_suffix(".part"))
             path.with_suffix(".part").rename(path)
             print(f"{path.name} {time.strftime('%H:%M:%S')}", flush=True)
         texts += [Text(**fields) for fields in torch.load(path, weights_only=True)]
@@ -129,7 +135,7 @@ def unrolled(head: Eagle3Head, embed: Tensor, text: Text, steps: int) -> list[Te
     """
     n = len(text.token_ids) - 1
     embeds = embed[text.token_ids]
-    fed = head.combine(text.features[:n].float())
+    fed = head.combine(text.features[:n].to(head.fc.weight.dtype))
     causal, diagonal = torch.ones(n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.bool)
     keys, values, out = list[Tensor](), list[Tensor](), list[Tensor]()
     for step in range(min(steps, n)):
@@ -154,8 +160,10 @@ def loss_of(head: Eagle3Head, target: Target, text: Text, steps: int) -> Tensor:
     return total
 
 
-def fit(head: Eagle3Head, target: Target, train: list[Text], args: argparse.Namespace) -> Iterator[float]:
-    """Train for `--minutes` in all, one text a step; yield the running loss whenever it is time to save.
+def fit(
+    head: Eagle3Head, target: Target, train: list[Text], saved: dict[str, Any], args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Train for `--minutes` in all, one text a step; yield what it takes to go on from here when it is time to save.
 
     AdamW, cosine from `--rate` to zero over the minutes; the output layer, which starts as the target's, learns slower.
     """
@@ -163,9 +171,12 @@ def fit(head: Eagle3Head, target: Target, train: list[Text], args: argparse.Name
     inner = [p for name, p in head.named_parameters() if not name.startswith("lm_head")]
     groups = [{"params": inner, "scale": 1.0}, {"params": outer, "scale": 0.3}]
     optimizer = torch.optim.AdamW(groups, lr=args.rate, betas=(0.9, 0.95), weight_decay=0.01)
-    state = Path(args.out) / "training.pt"
-    step, spent, running = resumed(state, head, optimizer)
-    begin, total = time.monotonic() - spent, 60.0 * args.minutes
+    step, spent, running = 0, 0.0, 0.0
+    if saved:
+        head.load_state_dict(saved["head"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step, spent, running = saved["step"], saved["spent"], saved["running"]
+    begin, total = time.process_time() - spent, 60.0 * args.minutes
     while spent < total:
         saved_at = spent
         while spent < min(saved_at + SAVE_EVERY, total):
@@ -179,21 +190,10 @@ def fit(head: Eagle3Head, target: Target, train: list[Text], args: argparse.Name
             optimizer.step()
             value = float(loss.detach())
             running = value if step == 0 else 0.98 * running + 0.02 * value
-            step, spent = step + 1, time.monotonic() - begin
-        numbers = {"step": step, "spent": spent, "running": running}
-        torch.save({"head": head.state_dict(), "optimizer": optimizer.state_dict(), **numbers}, state)
+            step, spent = step + 1, time.process_time() - begin
         print(f"step {step}, {spent / 60:.1f} minutes, loss {running:.3f}", flush=True)
-        yield running
-
-
-def resumed(state: Path, head: Eagle3Head, optimizer: torch.optim.Optimizer) -> tuple[int, float, float]:
-    """Load an earlier call's state if there is one; return steps done, seconds spent, running loss."""
-    if not state.exists():
-        return 0, 0.0, 0.0
-    saved = torch.load(state, weights_only=True)
-    head.load_state_dict(saved["head"])
-    optimizer.load_state_dict(saved["optimizer"])
-    return saved["step"], saved["spent"], saved["running"]
+        numbers = {"step": step, "spent": spent, "running": running}
+        yield {"head": head.state_dict(), "optimizer": optimizer.state_dict(), **numbers}
 
 
 def nth(texts: list[Text], step: int) -> Text:
@@ -252,9 +252,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("model", help="folder of the target")
     parser.add_argument("out", help="folder for the head")
     parser.add_argument("--text", nargs="*", default=[], help="JSON-lines files with `prompt` and `output`")
-    parser.add_argument("--data", required=True, help="folder for portions of text (about 3 * hidden * 2 bytes a token)")
+    parser.add_argument(
+        "--data", required=True, help="folder for portions of text (about 3 * hidden * 2 bytes a token)"
+    )
     parser.add_argument("--portions", type=int, default=12, help="portions of text: 32 written and up to 48 given ones")
-    parser.add_argument("--minutes", type=float, default=30.0, help="training time in all, text not counted")
+    parser.add_argument("--minutes", type=float, default=30.0, help="processor time of the training in all")
     parser.add_argument("--length", type=int, default=512, help="tokens of a text, and the head's positions")
     parser.add_argument("--draft-vocab", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=3)

@@ -120,7 +120,8 @@ class Eagle3Head(nn.Module):
             self.input_norm = nn.RMSNorm(read, shape.eps)
         if shape.fc_norm:
             self.fc_norm = nn.ModuleList(nn.RMSNorm(shape.target_hidden, shape.eps) for _ in shape.layers)
-        self.rotary = _rotary(shape)
+        with torch.device("cpu"):  # its buffers are computed, not loaded, so they are real even where weights are not
+            self.rotary = _rotary(shape)
 
     def combine(self, features: Tensor) -> Tensor:
         """Turn the target's hidden states `[n, layers * target_hidden]` into the layer's feature input. [n, H]"""
