@@ -12,7 +12,7 @@ import json
 import random
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,8 @@ class Text:
     """One teacher-forced text of T tokens.
 
     `token_ids [T]`, `features [T, layers * hidden]` and `last [T, hidden]` (after the final norm) in bfloat16,
-    `log_sum [T]`: log-sum-exp of the target's logits, `likeliest [T]`: their argmax; `own`: written by the model; `held_out`:
-    not to be trained on.
+    `log_sum [T]`: log-sum-exp of the target's logits, `likeliest [T]`: their argmax; `own`: written by the model;
+    `held_out`: not to be trained on.
     """
 
     token_ids: Tensor
@@ -50,6 +50,11 @@ class Text:
 def feature_layers(num_layers: int) -> tuple[int, int, int]:
     """Return the layers whose outputs EAGLE-3 reads: 1, n // 2 - 1, n - 4 (SafeAILab/EAGLE), counted from 0."""
     return (1, num_layers // 2 - 1, num_layers - 4)
+
+
+def all_given(tokenizer: Any, files: Sequence[Path]) -> list[list[int]]:
+    """Return the token ids of all answers in `files` and of a long piece of every standard library source."""
+    return [answer for _, answer in chats(files, tokenizer)] + sources(tokenizer, 4096, random.Random(0))
 
 
 def is_held_out(key: Sequence[int]) -> bool:

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longgraft.draft.head import Eagle3Head, HeadShape, attend
-from longgraft.eval.eagle_data import Text, feature_layers, portions
+from longgraft.eval.eagle_data import Text, all_given, feature_layers, portions
 
 STEP_WEIGHT = 0.8  # each further step counts so much of the one before (EAGLE-3's training code)
 SAVE_EVERY = 120.0  # seconds of processor time, as all of --minutes: a busy machine makes it longer, not worse
@@ -47,11 +47,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _arguments(argv)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
-    texts = load_texts(model, AutoTokenizer.from_pretrained(args.model), args)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    texts = load_texts(model, tokenizer, args)
     train, held = [t for t in texts if not t.held_out], [t for t in texts if t.held_out]
     state = Path(args.out) / "training.pt"
     saved = torch.load(state, weights_only=True) if state.exists() else {}
-    kept = saved["kept"] if saved else draft_vocabulary(train, args.draft_vocab)
+    vocab = model.get_output_embeddings().weight.shape[0]
+    if saved:
+        kept = saved["kept"]
+    else:
+        kept = draft_vocabulary(train, all_given(tokenizer, files_of(args)), vocab, args.draft_vocab)
     head = new_head(model, len(kept), args.length)
     start_from_target(head, model, kept)
     target = Target(model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()[kept])
@@ -71,7 +76,7 @@ def load_texts(model: Any, tokenizer: Any, args: argparse.Namespace) -> list[Tex
     for number in range(args.portions):
         path = folder / f"portion-{number:04d}.pt"
         if not path.exists():
-            makers = makers or portions(model, tokenizer, [Path(file) for file in args.text], args.length)
+            makers = makers or portions(model, tokenizer, files_of(args), args.length)
             if number >= len(makers):
                 break
             torch.save([asdict(text) for text in makers[number]()], path.with_suffix(".part"))
@@ -81,11 +86,16 @@ def load_texts(model: Any, tokenizer: Any, args: argparse.Namespace) -> list[Tex
     return texts
 
 
-def draft_vocabulary(texts: Sequence[Text], size: int) -> Tensor:
-    """Return the `size` target ids seen most often, in text or as the target's choice, ascending."""
-    seen = torch.cat([ids for text in texts for ids in (text.token_ids, text.likeliest)])
-    counts = torch.bincount(seen)
-    return counts.topk(min(size, len(counts))).indices.sort().values
+def draft_vocabulary(texts: Sequence[Text], given: Sequence[Sequence[int]], vocab: int, size: int) -> Tensor:
+    """Return the `size` target ids seen most often, ascending: in `given` token ids, and in texts and their labels.
+
+    The latter count ten times: they say what the target itself prefers.
+    """
+    seen = [ids for text in texts for ids in (text.token_ids, text.likeliest)]
+    counts = 10 * torch.bincount(torch.cat(seen), minlength=vocab)
+    for ids in given:
+        counts += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=vocab)
+    return counts.topk(min(size, vocab)).indices.sort().values
 
 
 def new_head(model: Any, draft_vocab: int, length: int) -> Eagle3Head:
@@ -245,6 +255,11 @@ def save(head: Eagle3Head, kept: Tensor, model: Any, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     save_file(tensors, out / "model.part")
     (out / "model.part").rename(out / "model.safetensors")
+
+
+def files_of(args: argparse.Namespace) -> list[Path]:
+    """Return the files of given text."""
+    return [Path(file) for file in args.text]
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

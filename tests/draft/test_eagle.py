@@ -20,7 +20,7 @@ from longgraft.prune import grow
 from longgraft.tree import Acceptance, Level, Source, TreeBuilder
 from tests import engines
 from tests.draft import dense_head as dense
-from tests.draft.heads import head_for, kept_ids, loaded
+from tests.draft.heads import kept_ids, loaded
 from tests.engines import cost_of, model_of, prompt_of
 
 POLICIES = ("adaptive",)
@@ -219,7 +219,7 @@ def test_costs_are_measured_when_first_asked_for(monkeypatch: pytest.MonkeyPatch
     assert draft is not None and draft.seconds(8) >= draft.seconds(1) > 0
     assert drafter.cost is drafter.cost and drafter.cost.read >= 0
     before = drafter.cost.table.correction.copy()
-    committed(drafter, seq, [3], states_of(tokens + [3], drafter))
+    committed(drafter, seq, [3], states_of([*tokens, 3], drafter))
     grown(drafter, seq)
     assert not np.array_equal(before, drafter.cost.table.correction)
 

@@ -98,6 +98,7 @@ def portions(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return [teacher_forced(model, text, own=i % 2 == 0, held_out=i < 2) for i, text in enumerate(texts)]
 
     monkeypatch.setattr(train_eagle, "portions", lambda *_: [lambda n=n: make(n) for n in range(2)])
+    monkeypatch.setattr(train_eagle, "all_given", lambda *_: [[1, 2, 2]])
     monkeypatch.setattr(train_eagle.AutoTokenizer, "from_pretrained", lambda _: None)
     monkeypatch.setattr(train_eagle.AutoModelForCausalLM, "from_pretrained", lambda *_a, **_k: model)
     return made
