@@ -156,7 +156,7 @@ def portions(model: Any, tokenizer: Any, files: Sequence[Path], length: int) -> 
     rng.shuffle(given)
     count = -(-len(prompts) // WRITE_BATCH)
     per_portion = min(-(-len(given) // count), GIVEN_BATCH)
-    made = []
+    made = list[Callable[[], list[Text]]]()
     for i in range(count):
         asked = prompts[i * WRITE_BATCH : (i + 1) * WRITE_BATCH]
         pieces = given[i * per_portion : (i + 1) * per_portion]

@@ -26,6 +26,7 @@ from longgraft.draft.head import Eagle3Head, HeadShape
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 # Buffers that some exporters leave in a checkpoint and that carry nothing.
 CARRIES_NOTHING = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
+OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 FORMATS = "config.json and model.safetensors or pytorch_model.bin (or their sharded forms)"
 
 
@@ -66,25 +67,8 @@ def shape_of(config: Mapping[str, Any], target: Any, name: str) -> HeadShape:
         raise GraftError(f"{name}: its weights are quantized; expected plain ones")
     if layer.get("num_hidden_layers", 1) != 1:
         raise GraftError(f"{name}: {layer['num_hidden_layers']} layers in its config; expected an EAGLE-3 head of 1")
-    try:
-        hidden, heads = int(layer["hidden_size"]), int(layer["num_attention_heads"])
-        target_hidden = int(config.get("target_hidden_size") or layer.get("target_hidden_size") or hidden)
-        its_vocab = int(layer["vocab_size"])
-        sizes = {
-            "hidden": hidden,
-            "target_hidden": target_hidden,
-            "intermediate": int(layer["intermediate_size"]),
-            "heads": heads,
-            "kv_heads": int(layer.get("num_key_value_heads") or heads),
-            "head_dim": int(layer.get("head_dim") or 0) or hidden // heads,
-            "vocab": vocab,
-            "draft_vocab": int(config.get("draft_vocab_size") or its_vocab),
-            "max_positions": int(layer.get("max_position_embeddings", 2048)),
-        }
-        if min(sizes.values()) < 1:
-            raise ValueError(f"{min(sizes, key=lambda key: sizes[key])} below 1")
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise GraftError(f"{name}: config.json: {error!r}; expected the sizes of an EAGLE-3 head") from error
+    sizes, its_vocab = _sizes(config, layer, name)
+    target_hidden = sizes["target_hidden"]
     if target_hidden != text.hidden_size:
         raise GraftError(
             f"{name}: made for a target of hidden size {target_hidden}; this target's is {text.hidden_size}"
@@ -93,6 +77,7 @@ def shape_of(config: Mapping[str, Any], target: Any, name: str) -> HeadShape:
         raise GraftError(f"{name}: made for a vocabulary of {its_vocab} tokens; this target's has {vocab}")
     return HeadShape(
         **sizes,
+        vocab=vocab,
         layers=layers_of(config, int(text.num_hidden_layers), name),
         eps=float(layer.get("rms_norm_eps", 1e-6)),
         rope=_rope(layer),
@@ -104,7 +89,25 @@ def shape_of(config: Mapping[str, Any], target: Any, name: str) -> HeadShape:
     )
 
 
-OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+def _sizes(config: Mapping[str, Any], layer: Mapping[str, Any], name: str) -> tuple[dict[str, Any], int]:
+    """Return a shape's sizes but for the target's vocabulary, and the vocabulary the config names."""
+    try:
+        hidden, heads, vocab = (int(layer[key]) for key in ("hidden_size", "num_attention_heads", "vocab_size"))
+        sizes = {
+            "hidden": hidden,
+            "target_hidden": int(config.get("target_hidden_size") or layer.get("target_hidden_size") or hidden),
+            "intermediate": int(layer["intermediate_size"]),
+            "heads": heads,
+            "kv_heads": int(layer.get("num_key_value_heads") or heads),
+            "head_dim": int(layer.get("head_dim") or 0) or hidden // heads,
+            "draft_vocab": int(config.get("draft_vocab_size") or vocab),
+            "max_positions": int(layer.get("max_position_embeddings", 2048)),
+        }
+        if min(sizes.values()) < 1:
+            raise ValueError(f"{min(sizes, key=lambda key: sizes[key])} below 1")
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise GraftError(f"{name}: config.json: {error!r}; expected the sizes of an EAGLE-3 head") from error
+    return sizes, vocab
 
 
 def layers_of(config: Mapping[str, Any], num_layers: int, name: str) -> tuple[int, ...]:

@@ -16,14 +16,14 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def rotated(x: Tensor, position: int, theta: float) -> Tensor:
-    """One head's vector, plane by plane."""
-    half, out = len(x) // 2, x.clone()
-    for i in range(half):
-        angle = position * theta ** (-2 * i / len(x))
-        a, b = x[i], x[i + half]
-        out[i], out[i + half] = a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)
-    return out
+def rotated(x: Tensor, theta: float) -> Tensor:
+    """Turn plane i, which is coordinates i and i + D / 2, of row p by p * theta^(-2 i / D). [n, heads, D]"""
+    half = x.shape[-1] // 2
+    speeds = theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    planes = torch.complex(x[..., :half], x[..., half:])
+    angles = (torch.arange(len(x), dtype=torch.float64)[:, None] * speeds)[:, None]
+    turned = planes * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], -1)
 
 
 def combined(head: Eagle3Head, features: Tensor) -> Tensor:
@@ -52,20 +52,16 @@ def outputs(head: Eagle3Head, embeds: Tensor, fed: Tensor) -> Tensor:
         x = x.view(len(x), count, shape.head_dim)
         if shape.qk_norm and name != "v":
             x = rms(x, w[f"self_attn.{name}_norm.weight"], shape.eps)
-        if name == "v":
-            return x
-        return torch.stack([torch.stack([rotated(h, i, theta) for h in row]) for i, row in enumerate(x)])
+        return x if name == "v" else rotated(x, theta)
 
     q, k, v = heads("q", shape.heads), heads("k", shape.kv_heads), heads("v", shape.kv_heads)
-    rows = []
-    for i in range(len(joined)):
-        parts = []
-        for h in range(shape.heads):
-            g = h * shape.kv_heads // shape.heads
-            weights = torch.softmax(k[: i + 1, g] @ q[i, h] / math.sqrt(shape.head_dim), 0)
-            parts.append(weights @ v[: i + 1, g])
-        rows.append(torch.cat(parts))
-    attended = torch.stack(rows) @ w["self_attn.o_proj.weight"].T
+    future = torch.ones(len(q), len(q), dtype=torch.bool).triu(1)
+    parts = []
+    for h in range(shape.heads):
+        g = h * shape.kv_heads // shape.heads
+        weights = (q[:, h] @ k[:, g].T / math.sqrt(shape.head_dim)).masked_fill(future, -math.inf).softmax(-1)
+        parts.append(weights @ v[:, g])
+    attended = torch.cat(parts, -1) @ w["self_attn.o_proj.weight"].T
     if shape.attention_bias:
         attended = attended + w["self_attn.o_proj.bias"]
     hidden = attended + (normed if shape.norm_before_residual else fed)

@@ -65,7 +65,7 @@ def test_writing_stops_at_the_end(model: Any) -> None:
     class Tokenizer:
         pad_token_id = 0
 
-    prompts = [prompt_for(model, n) for n in (3, 200)]
+    prompts = [prompt_for(model, n) for n in (3, 140)]
     texts = written(model, Tokenizer(), prompts, 12)
     assert texts[0][:3] == prompts[0] and len(texts[0]) == 15
     assert texts[1][: eagle_data.PROMPT_LEN] == prompts[1][-eagle_data.PROMPT_LEN :]
@@ -94,7 +94,7 @@ def portions(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def make(number: int) -> list[Text]:
         made.append(number)
-        texts = [prompt_for(model, 24, 10 * number + i) for i in range(6)]
+        texts = [prompt_for(model, 24, i + number) for i in range(4)]
         return [teacher_forced(model, text, own=i % 2 == 0, held_out=i < 2) for i, text in enumerate(texts)]
 
     monkeypatch.setattr(train_eagle, "portions", lambda *_: [lambda n=n: make(n) for n in range(2)])
@@ -109,9 +109,9 @@ def test_one_command_makes_a_checkpoint_and_the_same_command_goes_on(
 ) -> None:
     out, data = tmp_path / "head", tmp_path / "data"
     command = ["model", str(out), "--data", str(data), "--portions", "3", "--length", "64", "--draft-vocab", "90"]
-    train_eagle.main([*command, "--minutes", "0.01"])
+    train_eagle.main([*command, "--minutes", "0.002"])
     first = torch.load(out / "training.pt", weights_only=True)
-    train_eagle.main([*command, "--minutes", "0.02"])
+    train_eagle.main([*command, "--minutes", "0.004"])
     assert portions == [0, 1]
     assert torch.load(out / "training.pt", weights_only=True)["step"] > first["step"] > 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1].partition(": ")[2])
