@@ -7,7 +7,7 @@ verification brings the target's own states for whatever is kept. Prompt and com
 round asks; then keys and values are all that older rows need, so catching up is three matrix products.
 
 A head is trained for so many positions. Positions are counted from the first stored row, and when they run out, the
-newest `window` rows are laid out again from position 0: the head never sees a position it was not trained for.
+newest `window` rows are laid out again from position 0: only a branch of more than `TREE_DEPTH` nodes can reach beyond.
 """
 
 from __future__ import annotations
@@ -199,13 +199,14 @@ class _Draft:
         self.hidden = state.inputs[:0]
         self.keys, self.values = state.keys[:0], state.values[:0]
 
-    def seconds(self, rows: int) -> float:
-        """Return what the next pass is expected to take, reading what waits included."""
+    def seconds(self, rows: int, caught_up: bool = False) -> float:
+        """Return what the next pass is expected to take; reading what waits is included unless `caught_up`."""
         drafter, state, cost = self.drafter, self.state, self.drafter.cost
-        to_read = state.num_waiting
-        if state.rows + to_read > drafter.last_row:
-            to_read += drafter.feature_window
-        return float(cost.table.rounds(rows, state.rows + to_read)[-1]) + max(0, to_read - 1) * cost.read
+        waiting = state.num_waiting
+        fits = state.rows + waiting <= drafter.last_row
+        context, to_read = (state.rows + waiting, waiting) if fits else (drafter.feature_window, drafter.feature_window)
+        seconds = float(cost.table.rounds(rows, context)[-1])
+        return seconds if caught_up else seconds + max(0, to_read - 1) * cost.read
 
     @torch.no_grad()
     def expand(self, tree: TreeBuilder, nodes: Seq[int], width: int) -> Level:

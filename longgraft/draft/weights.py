@@ -58,6 +58,14 @@ def load_head(name: str, target: Any) -> LoadedHead:
     return LoadedHead(head.to(target.device).eval().requires_grad_(False), target_ids, embed)
 
 
+def is_eagle3(config: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json is that of an EAGLE-3 head."""
+    named = [*(config.get("architectures") or []), config.get("speculators_model_type") or ""]
+    return any("eagle3" in str(name).lower() for name in named) or (
+        "draft_vocab_size" in config and config.get("num_hidden_layers") == 1
+    )
+
+
 def shape_of(config: Mapping[str, Any], target: Any, name: str) -> HeadShape:
     """Read a head's sizes and options from any of the three layouts' configs; refuse those of another target."""
     layer = config.get("transformer_layer_config", config)

@@ -15,7 +15,7 @@ from torch import nn
 
 from longgraft.config import GraftError
 from longgraft.draft.eagle import Eagle3Drafter
-from longgraft.draft.weights import LoadedHead, load_head
+from longgraft.draft.weights import LoadedHead, is_eagle3, load_head
 from tests.draft.heads import DRAFT_VOCAB, config_for, head_for, kept_ids, save, tensors_for, write
 from tests.engines import model_of
 from tests.models import VOCAB
@@ -61,6 +61,15 @@ def test_every_layout_gives_the_same_head(layout: str, options: dict[str, bool],
     assert not any(parameter.requires_grad for parameter in found.head.parameters())
     rows = (torch.ones(2, HIDDEN), torch.ones(2, HIDDEN), torch.arange(2))
     assert torch.equal(found.head.project(*rows).query, wanted.head.project(*rows).query)
+
+
+@pytest.mark.parametrize("layout", ["safeailab", "specforge", "speculators"])
+def test_a_head_is_known_by_its_config(layout: str, tmp_path: Path) -> None:
+    config = json.loads((save(tmp_path, layout, made()) / "config.json").read_text())
+    assert is_eagle3(config)
+    config.pop("architectures", None)
+    assert is_eagle3(config)
+    assert not is_eagle3({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "vocab_size": 3})
 
 
 def test_layers_are_counted_by_output_in_specforge_and_by_input_elsewhere(tmp_path: Path) -> None:
