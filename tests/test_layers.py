@@ -61,6 +61,7 @@ OWNERS = {
     "transformers": {
         "longgraft/attention.py",
         "longgraft/draft/block_",
+        "longgraft/draft/head.py",
         "longgraft/load.py",
         "longgraft/memory.py",
         "longgraft/processors.py",
