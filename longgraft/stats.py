@@ -105,7 +105,7 @@ class Stats:
             "accepted_by_source_depth": _placed(self.accepted_by_place),
             "draft_passes": len(self.draft_rows),
             "draft_rows": list(self.draft_rows),
-            "draft_s": round(self.seconds["draft"], 4),
+            "draft_s": round(self.seconds.get("draft", 0.0), 4),
             "sibling_rounds": sum(r.sibling_chosen for r in self.rounds),
             "new_tokens_by_round": [r.new_tokens for r in self.rounds],
             "accepted_by_round": [(r.nodes, r.accepted) for r in self.rounds],

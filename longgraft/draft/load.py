@@ -1,4 +1,7 @@
-"""Finds out what kind of drafter a folder or hub id holds, and loads it for a target."""
+"""Finds out what kind of drafter a folder or hub id holds, and loads it for a target.
+
+Knows the kinds; how each reads its weights is its own file's business.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,25 @@ from typing import Any
 
 from longgraft.config import GraftError
 from longgraft.draft.base import Drafter
+from longgraft.draft.block import load_block_drafter
+from longgraft.draft.block_config import layout_of
+from longgraft.draft.eagle import Eagle3Drafter
 from longgraft.draft.lm import ModelDrafter
+from longgraft.draft.weights import is_eagle3
 from longgraft.load import load
 
 
 def load_drafter(name: str, target: Any, tokenizer: Any) -> Drafter:
-    """Return a drafter for a loaded target model: a smaller LM with the same tokenizer.
+    """Return the drafter `name` (folder, hub id or GGUF file) holds, for a loaded target model and its tokenizer.
 
-    The kind is read from config.json; a GGUF file is a language model. Raises `GraftError` for anything else.
+    An EAGLE-3 head, a block drafter (DFlash) or a smaller language model with the target's tokenizer; which one is
+    read from config.json. Raises `GraftError` for one that does not fit the target.
     """
+    config = config_of(name)
+    if is_eagle3(config):
+        return Eagle3Drafter.from_pretrained(name, target)
+    if layout_of(config):
+        return load_block_drafter(folder_of(name), target)
     dtype = str(target.dtype).removeprefix("torch.")
     model, its_tokenizer = load(name, dtype, str(target.device))
     refuse_other_tokenizer(name, tokenizer, its_tokenizer)
@@ -24,27 +37,52 @@ def load_drafter(name: str, target: Any, tokenizer: Any) -> Drafter:
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """Return the config.json of a folder or hub id; a GGUF file has none of its own, so an empty one."""
+    """Return the config.json of a folder or hub id; empty for a GGUF file, which is a language model."""
     if name.endswith(".gguf"):
         return {}
-    path = Path(name).expanduser() / "config.json"
-    if not path.is_file():
-        raise GraftError(f"drafter {name!r}: no config.json there")
-    found: dict[str, Any] = json.loads(path.read_text())
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and name.startswith((".", "/", "~")):
+        raise GraftError(f"drafter {name!r}: no such folder; expected a folder, a hub id or a GGUF file")
+    try:
+        path = folder / "config.json" if folder.is_dir() else Path(_fetched(name, "config.json"))
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise GraftError(f"drafter {name!r}: its config.json could not be read: {reason}") from error
+    if not isinstance(found, dict):
+        raise GraftError(f"drafter {name!r}: its config.json holds a {type(found).__name__}: expected an object")
     return found
 
 
+def folder_of(name: str) -> str:
+    """Return the folder of a drafter; a hub id is fetched."""
+    if Path(name).expanduser().is_dir():
+        return str(Path(name).expanduser())
+    try:
+        from huggingface_hub import snapshot_download
+
+        return snapshot_download(name, allow_patterns=["*.json", "*.safetensors"])
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise GraftError(f"drafter {name!r} could not be fetched: {reason}") from error
+
+
+def _fetched(name: str, file: str) -> str:
+    from huggingface_hub import hf_hub_download
+
+    return hf_hub_download(name, file)
+
+
 def refuse_other_tokenizer(name: str, ours: Any, theirs: Any) -> None:
-    """Raise if a drafter's tokenizer gives any token another id than the target's does."""
-    if ours is None:
+    """Raise if a drafter's tokenizer gives a token another id than the target's does, or lacks many of its tokens."""
+    if ours is None or not hasattr(ours, "get_vocab"):
         return
     mine, other = ours.get_vocab(), theirs.get_vocab()
     wrong = next((token for token, number in mine.items() if other.get(token, number) != number), None)
     shared = sum(token in other for token in mine)
-    if wrong is not None or shared < 0.95 * len(mine):
-        reason = (
-            f"token {wrong!r} has another id" if wrong is not None else f"only {shared} of {len(mine)} tokens agree"
-        )
-        raise GraftError(
-            f"drafter {name!r}: its tokenizer is not the target's ({reason}); choose one of the same family"
-        )
+    if wrong is None and shared >= 0.95 * len(mine):
+        return
+    reason = f"token {wrong!r} has another id" if wrong is not None else f"only {shared} of {len(mine)} tokens agree"
+    raise GraftError(
+        f"drafter {name!r}: its tokenizer is not the target's ({reason}); choose a model of the target's family"
+    )
