@@ -24,6 +24,8 @@ Array = npt.NDArray[np.float64]
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 # A longer tree must promise this much more than plain decoding: measured round times carry several percent of noise.
 MARGIN = 1.05
+# Entries of a saved table: of the target's passes, and of a drafter's.
+TARGET, DRAFTER = "rows_fixed_slope", "drafter_rows_fixed_slope"
 LEARNING_RATE = 0.1
 # While trees promise less than this over plain decoding, every so many rounds one is plain, to learn its cost.
 SMALL_GAIN = 1.3
@@ -95,17 +97,32 @@ class CostTable:
         nearness = np.interp(np.arange(len(ROW_BUCKETS)), *_hat(rows))
         self.correction *= ratio ** (LEARNING_RATE * nearness)
 
-    def save(self, path: str | Path) -> None:
-        """Write the table as JSON, corrections folded in."""
-        rows = [[n, f, s] for n, f, s in zip(ROW_BUCKETS, self.fixed * self.correction, self.slope * self.correction)]
-        Path(path).write_text(json.dumps({"longgraft_cost_table": 1, "rows_fixed_slope": rows}, indent=1) + "\n")
+    def save(self, path: str | Path, drafter: CostTable | None = None) -> None:
+        """Write the table, and that of a drafter's passes, as JSON, corrections folded in."""
+        document = {"longgraft_cost_table": 1, TARGET: self._rows()}
+        if drafter is not None:
+            document[DRAFTER] = drafter._rows()
+        Path(path).write_text(json.dumps(document, indent=1) + "\n")
+
+    def _rows(self) -> list[list[float]]:
+        fixed, slope = self.fixed * self.correction, self.slope * self.correction
+        return [[n, float(f), float(s)] for n, f, s in zip(ROW_BUCKETS, fixed, slope)]
 
     @classmethod
-    def load(cls, path: str | Path) -> CostTable:
+    def load_drafter(cls, path: str | Path) -> CostTable | None:
+        """Read the frozen table of a drafter's passes; None if the file holds none."""
+        try:
+            has_one = DRAFTER in json.loads(Path(path).read_text())
+        except (OSError, ValueError, TypeError):
+            has_one = True  # `load` says what is wrong with the file
+        return cls.load(path, DRAFTER) if has_one else None
+
+    @classmethod
+    def load(cls, path: str | Path, whose: str = TARGET) -> CostTable:
         """Read a frozen table; anything else than a table of this version is one clear error."""
         try:
             document: Any = json.loads(Path(path).read_text())
-            table = np.asarray(document["rows_fixed_slope"], np.float64)
+            table = np.asarray(document[whose], np.float64)
             if document["longgraft_cost_table"] != 1 or tuple(table[:, 0].astype(int)) != ROW_BUCKETS:
                 raise KeyError("version or row buckets")
             if not np.all(np.isfinite(table)) or np.any(table[:, 1] <= 0) or np.any(table[:, 2] < 0):

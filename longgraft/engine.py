@@ -22,7 +22,7 @@ from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.check import costs_of, probe_exact, self_check
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
 from longgraft.cost import CostTable
-from longgraft.draft.base import Drafter, NullDrafter
+from longgraft.draft.base import Drafter, NullDrafter, freeze_costs
 from longgraft.features import Features
 from longgraft.policy import Policies, rows_for
 from longgraft.references import References
@@ -69,6 +69,7 @@ class Engine:
             probe_exact(self.target)
         self.pool = pool or self.target.new_pool(pool_chunks(self.target, self.config))
         self.cost = cost if cost is not None else costs_of(self.target, self.pool, self.config)
+        freeze_costs(self.drafter, self.cost)
         layers = self.drafter.feature_layers
         self.features = Features(self.target.model, layers) if layers else None
         self.policies = Policies(self.drafter, self.cost, self.config, self.target.vocab_size)
@@ -91,7 +92,7 @@ class Engine:
         if draft is not None:
             from longgraft.draft.load import load_drafter
 
-            options["drafter"] = load_drafter(draft, model, tokenizer)
+            options["drafter"] = load_drafter(draft, model, tokenizer, (config or EngineConfig()).cost_table)
         return cls(model, tokenizer, config, **options)
 
     @property

@@ -76,6 +76,7 @@ class ScriptedDrafter:
 
     feature_layers: tuple[int, ...] = ()
     feature_window = 0
+    cost_table = None
     in_one_pass = False
 
     def __init__(self, truth: Sequence[int] = ()) -> None:

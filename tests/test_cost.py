@@ -316,3 +316,18 @@ def test_noisy_measurements_give_a_sane_table(times: dict[tuple[int, int], float
     short, long = table.rounds(70, 10), table.rounds(70, 100_000)
     assert np.all(short > 0) and np.all(np.diff(short) >= 0) and np.all(np.diff(long) >= 0)
     assert np.all(long >= short), "a longer context never costs less"
+
+
+def test_a_drafters_costs_lie_in_the_same_file(tmp_path: Path) -> None:
+    ours, theirs = CostTable.fit({(1, 10): 1.0, (64, 10): 3.0}), CostTable.fit({(1, 10): 0.1, (64, 10): 0.2})
+    path = tmp_path / "costs.json"
+    ours.save(path)
+    assert CostTable.load_drafter(path) is None
+    ours.save(path, theirs)
+    again = CostTable.load_drafter(path)
+    assert again is not None and again.frozen
+    assert again.rounds(64, 5) == pytest.approx(theirs.rounds(64, 5))
+    assert CostTable.load(path).rounds(64, 5) == pytest.approx(ours.rounds(64, 5))
+    path.write_text("{")
+    with pytest.raises(GraftError, match="not a longgraft cost table"):
+        CostTable.load_drafter(path)

@@ -328,6 +328,7 @@ class Oracle:
 
     feature_layers: tuple[int, ...] = ()
     feature_window = 0
+    cost_table = None
     in_one_pass = True
 
     def session(self) -> AbstractContextManager[None]:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from longgraft.cost import CostTable
 from longgraft.sequence import Sequence
 from longgraft.tree import Acceptance, Level, TreeBuilder, Verification
 
@@ -48,6 +49,10 @@ class Drafter(Protocol):
     feature_layers: tuple[int, ...]
     feature_window: int
 
+    @property
+    def cost_table(self) -> CostTable | None:
+        """What its passes cost, measured if need be; None if nothing does."""
+
     def session(self) -> AbstractContextManager[None]:
         """Held while rounds run."""
 
@@ -73,6 +78,7 @@ class NullDrafter:
 
     feature_layers: tuple[int, ...] = ()
     feature_window = 0
+    cost_table: CostTable | None = None
 
     def session(self) -> AbstractContextManager[None]:
         """Hold nothing."""
@@ -90,3 +96,9 @@ class NullDrafter:
 
     def reset(self, sequence: Sequence) -> None:
         """Do nothing: there is no state."""
+
+
+def freeze_costs(drafter: Drafter, cost: CostTable | None) -> None:
+    """Freeze a drafter's costs beside a target's frozen ones: what is asked of it then depends on no clock."""
+    if cost is not None and cost.frozen and (table := drafter.cost_table) is not None:
+        table.frozen = True

@@ -89,6 +89,11 @@ class BlockDrafter:
         self._last_norm = last_norm(target_model) if self._reads_last(target_model) else None
         self._linear = wide(nn.ModuleList([part for part in (net, ends.head) if isinstance(part, nn.Module)]))
 
+    @property
+    def cost_table(self) -> CostTable:
+        """What passes cost, by rows."""
+        return self.cost.measured()
+
     def session(self) -> AbstractContextManager[Any]:
         """Hold our kernels for the drafter's linear layers."""
         return self._linear
@@ -206,9 +211,9 @@ def last_norm(model: Any) -> Any:
     return norm
 
 
-def load_block_drafter(folder: str | Path, target_model: Any) -> BlockDrafter:
+def load_block_drafter(folder: str | Path, target_model: Any, cost: CostTable | None = None) -> BlockDrafter:
     """Return the drafter in a local folder (config.json and safetensors) for a loaded target model.
 
     Raises a `GraftError` naming whatever is missing, unknown or made for another target.
     """
-    return BlockDrafter(target_model, *load_block(folder, target_model))
+    return BlockDrafter(target_model, *load_block(folder, target_model), cost=cost)

@@ -27,15 +27,19 @@ class PassCost:
 
     def seconds(self, new: int, held: int) -> float:
         """Return what a pass with `new` context rows behind `held` ones is expected to take."""
-        if self.table is None:
-            self.table = self._measured()
-        costs = self.table.rounds(ROW_BUCKETS[-1], held)
+        costs = self.measured().rounds(ROW_BUCKETS[-1], held)
         rows = self.block_size + new
         if rows <= len(costs):
             return float(costs[rows - 1])
         # Context rows beyond the table cost what its last ones do; a share of a whole block each would be far too much.
         slope = (costs[-1] - costs[ROW_BUCKETS[-2] - 1]) / (ROW_BUCKETS[-1] - ROW_BUCKETS[-2])
         return float(costs[-1] + slope * (rows - len(costs)))
+
+    def measured(self) -> CostTable:
+        """Return the table, measured when first asked for."""
+        if self.table is None:
+            self.table = self._measured()
+        return self.table
 
     def learn(self, new: int, held: int, seconds: float) -> None:
         """Take in what a real pass took; before the first measurement there is nothing to correct."""

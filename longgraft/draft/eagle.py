@@ -115,6 +115,11 @@ class Eagle3Drafter:
             self._cost = measured(self)
         return self._cost
 
+    @property
+    def cost_table(self) -> CostTable:
+        """What passes over nodes cost."""
+        return self.cost.table
+
     def session(self) -> AbstractContextManager[Any]:
         """Run the head's linear layers on our kernel where that is faster."""
         return self.linear
@@ -266,8 +271,7 @@ class _Draft:
 
 def measured(drafter: Eagle3Drafter) -> HeadCost:
     """Time passes over a few numbers of nodes behind a short and a full window, and reading; medians, in seconds."""
-    high = drafter.last_row
-    low = max(1, high // 8)
+    high, low = drafter.last_row, max(1, drafter.last_row // 8)
     with drafter.session():
         _timed(drafter, low, 1)
         behind_full = {n: _timed(drafter, high, n) for n in FULL_WIDTHS}
@@ -279,8 +283,7 @@ def measured(drafter: Eagle3Drafter) -> HeadCost:
 
 def _timed(drafter: Eagle3Drafter, context: int, nodes: int) -> tuple[float, float]:
     """Return the median times, in seconds, of a pass over `nodes` nodes behind `context` rows and of reading those."""
-    passes, readings = [], []
-    weight = drafter.head.fc.weight
+    passes, readings, weight = [], [], drafter.head.fc.weight
     tree = TreeBuilder(0)
     level = [tree.add(0, token, -1.0, Source.DRAFT) for token in range(min(nodes, drafter.head.shape.vocab))]
     for _ in range(REPEATS):

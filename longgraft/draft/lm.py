@@ -76,6 +76,11 @@ class ModelDrafter:
         with self.model.session():
             self.cost = cost or measure_costs(self.model, self.pool, (128, self.max_rows))
 
+    @property
+    def cost_table(self) -> CostTable:
+        """What passes of the model cost."""
+        return self.cost
+
     def session(self) -> AbstractContextManager[None]:
         """Run the model with our attention and linear kernels."""
         return self.model.session()

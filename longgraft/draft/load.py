@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.config import GraftError
+from longgraft.cost import CostTable
 from longgraft.draft.base import Drafter
 from longgraft.draft.block import load_block_drafter
 from longgraft.draft.block_config import layout_of
@@ -19,21 +20,22 @@ from longgraft.draft.weights import is_eagle3
 from longgraft.load import load
 
 
-def load_drafter(name: str, target: Any, tokenizer: Any) -> Drafter:
+def load_drafter(name: str, target: Any, tokenizer: Any, cost_table: str | None = None) -> Drafter:
     """Return the drafter `name` (folder, hub id or GGUF file) holds, for a loaded target model and its tokenizer.
 
     An EAGLE-3 head, a block drafter (DFlash) or a smaller language model with the target's tokenizer; which one is
-    read from config.json. Raises `GraftError` for one that does not fit the target.
+    read from config.json. `cost_table`: file with frozen costs of its passes, if it holds them (else measured).
+    Raises `GraftError` for one that does not fit.
     """
-    config = config_of(name)
+    config, cost = config_of(name), CostTable.load_drafter(cost_table) if cost_table else None
     if is_eagle3(config):
-        return Eagle3Drafter.from_pretrained(name, target)
+        return Eagle3Drafter.from_pretrained(name, target, cost=cost)
     if layout_of(config):
-        return load_block_drafter(folder_of(name), target)
+        return load_block_drafter(folder_of(name), target, cost)
     dtype = str(target.dtype).removeprefix("torch.")
     model, its_tokenizer = load(name, dtype, str(target.device))
     refuse_other_tokenizer(name, tokenizer, its_tokenizer)
-    return ModelDrafter(model, int(target.get_output_embeddings().weight.shape[0]))
+    return ModelDrafter(model, int(target.get_output_embeddings().weight.shape[0]), cost=cost)
 
 
 def config_of(name: str) -> dict[str, Any]:
