@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longgraft import __version__, corpora
+from longgraft.bench import bench
 from longgraft.config import POLICIES, EngineConfig, GraftError, Output, SamplingParams
 from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 
 app.add_typer(corpora.app, name="index")
+app.command()(bench)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
 Prompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt itself.")]
