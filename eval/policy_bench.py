@@ -63,15 +63,15 @@ class Bench:
 
         self.settings = settings
         model, tokenizer = load(settings.model, settings.dtype, settings.device)
+        costs = Path(settings.cost_table or folder.path / "cost_table.json")
         self.recorder: Recorder | None = None
         if settings.draft is not None:
             from longgraft.draft.load import load_drafter
 
-            drafter = load_drafter(settings.draft, model, tokenizer)
-            freeze(drafter, folder.path / "draft_cost_table.json")
+            drafter = load_drafter(settings.draft, model, tokenizer, str(costs) if costs.exists() else None)
             self.recorder = Recorder(drafter)
         plain = Engine(model, tokenizer, EngineConfig(policy="plain"))
-        self.cost = self._costs(plain, folder.path / "cost_table.json")
+        self.cost = self._costs(plain, costs)
         recorder: Any = self.recorder
         config = EngineConfig(gates=settings.gates)
         self.engine = Engine(model, tokenizer, config, drafter=recorder, cost=self.cost, pool=plain.pool)
@@ -81,12 +81,13 @@ class Bench:
         self.records = read_records(settings.traces) if settings.traces else []
 
     def _costs(self, plain: Engine, path: Path) -> CostTable:
-        """Load the frozen table, or measure it once behind the longest context and freeze it."""
+        """Load the frozen table, or measure it once behind the longest context and freeze it with the drafter's."""
         if not path.exists() and self.settings.cost_table is None:
             deep = max(2048, min(max(self.settings.contexts), plain.max_context))
             with plain.target.session():
-                save_whole(measure_costs(plain.target, plain.pool, (128, deep)), path)
-        return CostTable.load(self.settings.cost_table or path)
+                measured = measure_costs(plain.target, plain.pool, (128, deep))
+            save_whole(measured, self.recorder.cost_table if self.recorder else None, path)
+        return CostTable.load(path)
 
     def _open_peers(self, model: Any) -> list[Peer]:
         settings = self.settings
@@ -188,19 +189,10 @@ class Bench:
             yield run
 
 
-def freeze(drafter: Drafter, path: Path) -> None:
-    """Let a drafter that prices its passes by a table use the one in `path`, where its own is put at first."""
-    held: Any = drafter
-    if isinstance(getattr(held, "cost", None), CostTable):
-        if not path.exists():
-            save_whole(held.cost, path)
-        held.cost = CostTable.load(path)
-
-
-def save_whole(cost: CostTable, path: Path) -> None:
-    """Save a table so that the file is either whole or not there."""
+def save_whole(cost: CostTable, drafter: CostTable | None, path: Path) -> None:
+    """Save a table and a drafter's so that the file is either whole or not there."""
     beside = path.with_suffix(f".{os.getpid()}.part")
-    cost.save(beside)
+    cost.save(beside, drafter)
     beside.replace(path)
 
 
@@ -211,7 +203,7 @@ def _reason(error: Exception) -> str:
 def described(name: str, output: Output, cpu: float, cost: CostTable) -> dict[str, Any]:
     """Return one run of a policy as JSON-ready values.
 
-    `frozen_s`: what its rounds cost by the frozen table, drafting as measured: free of this run's hiccups.
+    `frozen_s`: what its rounds and draft passes cost by the frozen tables: free of this run's hiccups.
     """
     stats, frozen, length = output.stats, 0.0, output.prompt_len
     for (nodes, _), new in zip(stats["accepted_by_round"], stats["new_tokens_by_round"]):
@@ -224,7 +216,7 @@ def described(name: str, output: Output, cpu: float, cost: CostTable) -> dict[st
         "finish_reason": output.finish_reason,
         "decode_s": stats["decode_s"],
         "cpu_s": cpu,
-        "frozen_s": frozen + stats.get("draft_s", 0.0),
+        "frozen_s": frozen + stats["draft_price_s"],
         "stats": stats,
     }
 

@@ -36,6 +36,8 @@ FORGET = 0.98
 CREDITED, FORGOTTEN = 2.0, 0.95
 # A text is read once this many times its price would have been saved: what is saved is a guess until then.
 PATIENCE = 4.0
+# So much of the time of reading the prompt may go into the drafter's reading, before anything was saved.
+FREE = 0.03
 EXPLORED = 0.01  # share of the time for passes that do not promise to pay
 
 
@@ -44,8 +46,9 @@ class State:
     """What one sequence has learnt about its drafter.
 
     `gains [bins]` and `counts [bins]`: by how likely the children a node has already are, what asking about it added.
-    `credit`: seconds that passes would have saved so far if the drafter had read the text. `clock`: seconds since
-    the last pass. `expected`, `came`: children that should have come lately, and those that did.
+    `credit`: seconds that may go into reading: a part of the prompt's, and of what passes would have saved so far if
+    the drafter had read the text. `clock`: seconds since the last pass. `expected`, `came`: children that should
+    have come lately, and those that did.
     """
 
     weights: Weights = field(default_factory=Weights)
@@ -89,7 +92,7 @@ class AdaptivePolicy:
 
     def propose(self, seq: Sequence) -> TreeBuilder:
         """Return the merged tree of this round."""
-        state = seq.policy_state = seq.policy_state or State()
+        state = seq.policy_state = seq.policy_state or State(credit=self._granted(seq))
         opinions = state.opinions = Opinions(seq.root_token)
         round_ = _Round(self, seq, state, opinions)
         if self.cost is not None:
@@ -100,6 +103,11 @@ class AdaptivePolicy:
         while draft is not None and (nodes := round_.worth_asking(draft)):
             round_.ask(draft, nodes)
         return opinions.builder
+
+    def _granted(self, seq: Sequence) -> float:
+        """Return the seconds that the drafter may read before it has saved any."""
+        rows = 64
+        return FREE * seq.prompt_len * float(self.cost.rounds(rows, seq.prompt_len)[-1]) / rows if self.cost else 0.0
 
     def learn(self, seq: Sequence, result: Verification, accepted: Acceptance) -> None:
         """Let the weights learn from what the target drew."""
@@ -160,9 +168,8 @@ class _Round:
         """
         state, seconds = self.state, draft.seconds(count)
         behind = max(0.0, seconds - caught_up)
-        price = PATIENCE * behind
-        state.credit = min(state.credit + max(saved, 0.0), 2 * price)
-        if (saved > 0 and state.credit >= price) or EXPLORED * state.clock > seconds:
+        state.credit = min(state.credit + max(saved, 0.0) / PATIENCE, max(2 * behind, state.credit))
+        if (saved > 0 and state.credit >= behind) or EXPLORED * state.clock > seconds:
             self.spent += seconds
             state.credit, state.clock = 0.0, 0.0
             return True

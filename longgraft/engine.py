@@ -69,7 +69,7 @@ class Engine:
             probe_exact(self.target)
         self.pool = pool or self.target.new_pool(pool_chunks(self.target, self.config))
         self.cost = cost if cost is not None else costs_of(self.target, self.pool, self.config)
-        freeze_costs(self.drafter, self.cost)
+        self._is_frozen = freeze_costs(self.drafter, self.cost)
         layers = self.drafter.feature_layers
         self.features = Features(self.target.model, layers) if layers else None
         self.policies = Policies(self.drafter, self.cost, self.config, self.target.vocab_size)
@@ -195,7 +195,7 @@ class Engine:
             index=self.retrieval.open(references, self.encode, chosen.retrieves),
             sampler=Sampler(params, prompt_ids, self.target.vocab_size),
             stop=stop,
-            stats=Stats(len(prompt_ids), not (chosen.retrieves or chosen.drafts)),
+            stats=Stats(len(prompt_ids), not (chosen.retrieves or chosen.drafts), is_priced=self._is_frozen),
             policy=chosen,
             long_rope=threshold is not None and total > threshold,
             tenant=references.tenant if references else None,

@@ -44,6 +44,8 @@ class Stats:
     nodes_by_place: Counter[tuple[int, int]] = field(default_factory=Counter)
     accepted_by_place: Counter[tuple[int, int]] = field(default_factory=Counter)
     draft_rows: list[int] = field(default_factory=list)
+    is_priced: bool = False
+    draft_price: float = 0.0
     prefilled_tokens: int = 0
 
     @contextmanager
@@ -53,9 +55,10 @@ class Stats:
             yield
 
     @contextmanager
-    def drafting(self, rows: int) -> Iterator[None]:
-        """Add the enclosed draft pass over `rows` nodes to the record."""
+    def drafting(self, rows: int, price: float = 0.0) -> Iterator[None]:
+        """Add the enclosed draft pass over `rows` nodes, expected to take `price` seconds, to the record."""
         self.draft_rows.append(rows)
+        self.draft_price += price
         with self.stage("draft"):
             yield
 
@@ -105,6 +108,7 @@ class Stats:
             "accepted_by_source_depth": _placed(self.accepted_by_place),
             "draft_passes": len(self.draft_rows),
             "draft_rows": list(self.draft_rows),
+            "draft_price_s": round(self.draft_price, 4),
             "draft_s": round(self.seconds.get("draft", 0.0), 4),
             "sibling_rounds": sum(r.sibling_chosen for r in self.rounds),
             "new_tokens_by_round": [r.new_tokens for r in self.rounds],

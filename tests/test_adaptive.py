@@ -59,11 +59,14 @@ def text(length: int = 400) -> list[int]:
     return np.random.default_rng(3).integers(0, VOCAB, length).tolist()
 
 
-def run(drafter: Scripted, index: ScriptedIndex, rise: float = 0.02, rounds: int = 40) -> tuple[Any, list[int]]:
+def run(
+    drafter: Scripted, index: ScriptedIndex, rise: float = 0.02, rounds: int = 40, prompt_len: int = 0
+) -> tuple[Any, list[int]]:
     """Rounds against a target that says `drafter.truth`; returns the sequence and the tokens of each round."""
     truth, start = drafter.truth, 40
     policy = AdaptivePolicy(drafter, cost_of(rise), 60, VOCAB)  # type: ignore[arg-type]
     seq: Any = SimpleNamespace(token_ids=truth[:start], index=index, stats=Stats(), policy_state=None, trust=1.0)
+    seq.prompt_len = prompt_len
     seq.policy, seq.stop, new = policy, SimpleNamespace(remaining=1000), list[int]()
     index.extend(seq.token_ids)
     for _ in range(rounds):
@@ -120,6 +123,14 @@ def test_a_text_unread_is_an_investment() -> None:
     assert 4 <= first <= 30
 
 
+def test_behind_a_long_prompt_a_text_is_read_at_once() -> None:
+    """Reading it costs less than three per cent of what reading the prompt took."""
+    drafter = Scripted(text(), sure=0.95, price=0.2)
+    drafter.behind = 4.0
+    _, new = run(drafter, Empty([]), prompt_len=5000)
+    assert new[0] > 1 and drafter.asked
+
+
 def test_an_unlikely_investment_is_still_tried_now_and_then() -> None:
     """A pass that does not promise to pay is made when it is less than a hundredth of the time."""
     drafter = Scripted(text(3000), sure=0.95, price=0.95)
@@ -164,7 +175,7 @@ def test_what_came_from_where_is_kept() -> None:
     policy = AdaptivePolicy(drafter, cost_of(0.02), 60, VOCAB)  # type: ignore[arg-type]
     index = Empty([])
     seq: Any = SimpleNamespace(
-        token_ids=drafter.truth[:40], root_token=1, index=index, stats=Stats(), policy_state=None
+        token_ids=drafter.truth[:40], root_token=1, index=index, stats=Stats(), policy_state=None, prompt_len=40
     )
     seq.trust, seq.stop = 1.0, SimpleNamespace(remaining=3)
     builder = policy.propose(seq)
@@ -177,7 +188,7 @@ def test_with_one_token_left_nothing_is_asked() -> None:
     drafter = Scripted(text())
     policy = AdaptivePolicy(drafter, cost_of(0.02), 60, VOCAB)  # type: ignore[arg-type]
     seq: Any = SimpleNamespace(
-        token_ids=[1], root_token=1, index=Empty([]), stats=Stats(), policy_state=None, trust=1.0
+        token_ids=[1], root_token=1, index=Empty([]), stats=Stats(), policy_state=None, trust=1.0, prompt_len=1
     )
     seq.stop = SimpleNamespace(remaining=1)
     assert len(policy.propose(seq)) == 1 and not drafter.asked

@@ -98,7 +98,9 @@ class NullDrafter:
         """Do nothing: there is no state."""
 
 
-def freeze_costs(drafter: Drafter, cost: CostTable | None) -> None:
+def freeze_costs(drafter: Drafter, cost: CostTable | None) -> bool:
     """Freeze a drafter's costs beside a target's frozen ones: what is asked of it then depends on no clock."""
-    if cost is not None and cost.frozen and (table := drafter.cost_table) is not None:
+    is_frozen = cost is not None and cost.frozen
+    if is_frozen and (table := drafter.cost_table) is not None:
         table.frozen = True
+    return is_frozen

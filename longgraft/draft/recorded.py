@@ -26,7 +26,8 @@ class RecordedDraft:
 
     def expand(self, tree: TreeBuilder, nodes: Seq[int], width: int) -> Level:
         """Make the pass and write it down."""
-        with self._stats.drafting(len(nodes)):
+        price = self._draft.seconds(len(nodes)) if self._stats.is_priced else 0.0
+        with self._stats.drafting(len(nodes), price):
             return self._draft.expand(tree, nodes, width)
 
     def seconds(self, rows: int, caught_up: bool = False) -> float:

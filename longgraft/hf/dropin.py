@@ -21,6 +21,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from longgraft.admission import chunks_for, pool_chunks
 from longgraft.config import EngineConfig, SamplingParams
+from longgraft.draft.base import Drafter, NullDrafter
 from longgraft.engine import Engine
 from longgraft.hf.call import Call, dropped, one_streamer, prepare, refuse, refuse_positions
 from longgraft.hf.rows import Relay, Row, RowStop
@@ -41,23 +42,25 @@ class Kept:
 
     lock: RLock = field(default_factory=RLock)
     kind: Any = None
-    engines: dict[EngineConfig, Engine] = field(default_factory=dict)
+    engines: dict[tuple[EngineConfig, int], Engine] = field(default_factory=dict)
 
-    def engine(self, model: Any, config: EngineConfig) -> Engine:
+    def engine(self, model: Any, config: EngineConfig, drafter: Drafter) -> Engine:
         """Return an engine for this model as it is now; one that moved or changed its dtype is checked anew."""
         kind = (model.dtype, model.device, model.get_output_embeddings().weight.shape)
         if self.kind != kind:
             self.kind, self.engines = kind, {}
-        if config not in self.engines:
+        # The engine holds its drafter, so the number stands for no other one while it is kept.
+        key = (config, id(drafter))
+        if key not in self.engines:
             if len(self.engines) == MAX_ENGINES:
                 del self.engines[next(iter(self.engines))]
-            self.engines[config] = _make(model, config)
-        return self.engines[config]
+            self.engines[key] = _make(model, config, drafter)
+        return self.engines[key]
 
 
-def _make(model: Any, config: EngineConfig) -> Engine:
+def _make(model: Any, config: EngineConfig, drafter: Drafter) -> Engine:
     """Check the model and measure it; what comes back holds neither the model nor memory for KV."""
-    engine = Engine(model, None, replace(config, max_context=MEASURING_CONTEXT, kv_bytes=None))
+    engine = Engine(model, None, replace(config, max_context=MEASURING_CONTEXT, kv_bytes=None), drafter=drafter)
     engine.config = config
     engine.pool = engine.target.new_pool(1)
     engine.target.model = proxy(model)
@@ -69,6 +72,7 @@ class Generate:
 
     def __init__(self) -> None:
         self._kept: WeakKeyDictionary[Any, Kept] = WeakKeyDictionary()
+        self._no_drafter = NullDrafter()
 
     def __call__(
         self,
@@ -79,13 +83,16 @@ class Generate:
         stopping_criteria: Any,
         generation_config: Any,
         graft_config: EngineConfig | None = None,
+        graft_drafter: Drafter | None = None,
         graft_streamer: Any = None,
         graft_stats: dict[str, Any] | None = None,
         **model_kwargs: Any,
     ) -> Any:
         """Return what `model.generate` returns, which calls this; raises `GraftError` for what cannot be the same.
 
-        `graft_config`: settings of the engine. `graft_streamer`: a streamer (a plain `streamer=` works too).
+        `graft_config`: settings of the engine. `graft_drafter`: a drafter, made once and given to every call (see
+        `longgraft.draft.load.load_drafter`; one that reads hidden states keeps the model alive). `graft_streamer`:
+        a streamer (a plain `streamer=` works too).
         `graft_stats`: a dict that receives `seed` and `rows`, the stats of each row with its `finish_reason`,
         `sources` and `origins`. Rows of a batch advance on their own: custom processors and criteria are called
         with one row `[1, n]`, and scores of a row that has ended are 0.
@@ -98,7 +105,7 @@ class Generate:
         streamer = one_streamer(hidden.get("streamer"), graft_streamer, input_ids)
         kept = self._kept.setdefault(model, Kept())
         with kept.lock, evaluating(model):
-            engine = kept.engine(model, graft_config or EngineConfig())
+            engine = kept.engine(model, graft_config or EngineConfig(), graft_drafter or self._no_drafter)
             rows = [Row(call, number, engine.max_context) for number in range(len(call.padding))]
             sequences = run(engine, call, rows, streamer)
         if graft_stats is not None:

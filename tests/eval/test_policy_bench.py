@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from longgraft.config import GraftError
+from longgraft.cost import CostTable
 from longgraft.eval import policy_bench, policy_plots
 from longgraft.eval.policy_bench import Bench, Recorder, run
 from longgraft.eval.policy_settings import BenchSettings, Folder
@@ -162,7 +163,18 @@ def test_policies_with_a_drafter(model: str, costs: str, tmp_path: Path) -> None
     drafted = next(row for row in report["rows"] if row["name"] == "adaptive")
     # The drafter is the target itself, so what it says is right.
     assert drafted["same_tokens"] and drafted["nodes_by_source"]["draft"] > 0 and drafted["accepted"] > 0
-    assert (tmp_path / "draft_cost_table.json").exists()
+    assert drafted["speed_up_frozen"] > 1
+
+
+def test_costs_of_target_and_drafter_are_measured_once_and_kept(model: str, costs: str, tmp_path: Path) -> None:
+    settings = replace(asked(model, costs, draft=model, tasks=("quote",), policies=("plain",), new=4), cost_table=None)
+    run(settings, str(tmp_path))
+    path = tmp_path / "cost_table.json"
+    before = path.read_text()
+    drafter = CostTable.load_drafter(path)
+    assert drafter is not None and drafter.frozen
+    run(replace(settings, pairs=2), str(tmp_path))
+    assert path.read_text() == before
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,12 @@ import transformers as hf
 from torch import Tensor
 
 from longgraft.config import EngineConfig, SamplingParams
+from longgraft.draft.lm import ModelDrafter
 from longgraft.engine import Engine
 from longgraft.hf import Generate
+from tests.engines import cost_of
 from tests.hf.cases import NEW, PLAIN, Seen, new_ids
-from tests.models import prompt_for, tiny_model
+from tests.models import VOCAB, prompt_for, tiny_model
 
 # peft reads an attribute that transformers has renamed.
 peft_is_behind = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -79,6 +81,21 @@ def test_sampling_follows_the_global_seed_and_plain_decoding(
     torch.manual_seed(3)
     recorded = graft(llama, prompt, return_dict_in_generate=True, output_scores=True, **options)
     assert torch.equal(recorded.sequences, first)
+
+
+def test_a_drafter_changes_nothing(llama: Any, graft: Any, prompt: Tensor) -> None:
+    drafter = ModelDrafter(tiny_model("llama", seed=5), VOCAB, cost=cost_of(0.01))
+    expected = llama.generate(prompt, max_new_tokens=NEW, do_sample=False)
+    for policy in ("adaptive", "dense"):
+        stats: dict[str, Any] = {}
+        config = EngineConfig(policy=policy, max_nodes=24)
+        ours = graft(
+            llama, prompt, max_new_tokens=NEW, do_sample=False, num_return_sequences=1, graft_config=config,
+            graft_drafter=drafter, graft_stats=stats,
+        )  # fmt: skip
+        assert torch.equal(ours, expected)
+        assert policy == "adaptive" or stats["rows"][0]["draft_passes"] > 0
+    assert drafter.pool.num_free == drafter.pool.num_chunks
 
 
 def test_sampling_is_the_engines_own(llama: Any, graft: Any, prompt: Tensor) -> None:
@@ -229,7 +246,7 @@ def test_the_model_is_given_back_as_it_was(
 
 def test_engines_are_kept_but_keep_no_model(llama: Any, prompt: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr("longgraft.hf.dropin.Engine", lambda *a: made.append(a[0]) or Engine(*a))
+    monkeypatch.setattr("longgraft.hf.dropin.Engine", lambda *a, **k: made.append(a[0]) or Engine(*a, **k))
     model, generate = copy.deepcopy(llama), Generate()
     options = {"max_new_tokens": 3, "do_sample": False, "graft_config": PLAIN, "custom_generate": generate}
     expected = model.generate(prompt, **options)
