@@ -34,8 +34,11 @@ COVERAGE_BINS = (0.05, 0.3, 0.6, 0.85)
 FORGET = 0.98
 # What a drafter promised is held against what came, an asked node at a time; it begins with some kept promises.
 CREDITED, FORGOTTEN = 2.0, 0.95
-# A text is read once this many times its price would have been saved: what is saved is a guess until then.
+# A text is read once this many times its price would have been saved, and only where as much can still be saved in
+# the rounds that are left, going by those so far: what is saved is a guess until then. Of the first rounds so many
+# count as having saved nothing.
 PATIENCE = 4.0
+FIRST_ROUNDS = 8
 # So much of the time of reading the prompt may go into the drafter's reading, before anything was saved.
 FREE = 0.03
 EXPLORED = 0.01  # share of the time for passes that do not promise to pay
@@ -46,9 +49,9 @@ class State:
     """What one sequence has learnt about its drafter.
 
     `gains [bins]` and `counts [bins]`: by how likely the children a node has already are, what asking about it added.
-    `credit`: seconds that may go into reading: a part of the prompt's, and of what passes would have saved so far if
-    the drafter had read the text. `clock`: seconds since the last pass. `expected`, `came`: children that should
-    have come lately, and those that did.
+    `credit`: seconds that may go into reading before any are saved. `missed`, `rounds`: seconds that passes would have
+    saved in so many rounds if the drafter had read the text. `clock`: seconds since the last pass. `expected`,
+    `came`: children that should have come lately, and those that did.
     """
 
     weights: Weights = field(default_factory=Weights)
@@ -58,6 +61,8 @@ class State:
     expected: float = CREDITED
     came: float = CREDITED
     credit: float = 0.0
+    missed: float = 0.0
+    rounds: int = FIRST_ROUNDS
     clock: float = 0.0
 
     def gain(self, coverage: float) -> float:
@@ -96,6 +101,7 @@ class AdaptivePolicy:
         opinions = state.opinions = Opinions(seq.root_token)
         round_ = _Round(self, seq, state, opinions)
         if self.cost is not None:
+            state.rounds += 1
             state.clock += float(self.cost.rounds(1, len(seq.token_ids))[0])
         round_.look_up([0], self.max_nodes)
         opinions.combine(state.weights)
@@ -168,10 +174,12 @@ class _Round:
         """
         state, seconds = self.state, draft.seconds(count)
         behind = max(0.0, seconds - caught_up)
-        state.credit = min(state.credit + max(saved, 0.0) / PATIENCE, max(2 * behind, state.credit))
-        if (saved > 0 and state.credit >= behind) or EXPLORED * state.clock > seconds:
+        state.missed += max(saved, 0.0)
+        to_come = state.missed / state.rounds * self.seq.stop.remaining
+        is_due = state.credit + state.missed / PATIENCE >= behind and to_come >= PATIENCE * behind
+        if (saved > 0 and is_due) or EXPLORED * state.clock > seconds:
             self.spent += seconds
-            state.credit, state.clock = 0.0, 0.0
+            state.credit, state.missed, state.rounds, state.clock = 0.0, 0.0, FIRST_ROUNDS, 0.0
             return True
         return False
 

@@ -60,14 +60,19 @@ def text(length: int = 400) -> list[int]:
 
 
 def run(
-    drafter: Scripted, index: ScriptedIndex, rise: float = 0.02, rounds: int = 40, prompt_len: int = 0
+    drafter: Scripted,
+    index: ScriptedIndex,
+    rise: float = 0.02,
+    rounds: int = 40,
+    prompt_len: int = 0,
+    remaining: int = 1000,
 ) -> tuple[Any, list[int]]:
     """Rounds against a target that says `drafter.truth`; returns the sequence and the tokens of each round."""
     truth, start = drafter.truth, 40
     policy = AdaptivePolicy(drafter, cost_of(rise), 60, VOCAB)  # type: ignore[arg-type]
     seq: Any = SimpleNamespace(token_ids=truth[:start], index=index, stats=Stats(), policy_state=None, trust=1.0)
     seq.prompt_len = prompt_len
-    seq.policy, seq.stop, new = policy, SimpleNamespace(remaining=1000), list[int]()
+    seq.policy, seq.stop, new = policy, SimpleNamespace(remaining=remaining), list[int]()
     index.extend(seq.token_ids)
     for _ in range(rounds):
         seq.root_token = seq.token_ids[-1]
@@ -123,12 +128,22 @@ def test_a_text_unread_is_an_investment() -> None:
     assert 4 <= first <= 30
 
 
-def test_behind_a_long_prompt_a_text_is_read_at_once() -> None:
+def test_behind_a_long_prompt_a_text_is_read_sooner() -> None:
     """Reading it costs less than three per cent of what reading the prompt took."""
+    firsts = []
+    for prompt_len in (0, 5000):
+        drafter = Scripted(text(), sure=0.95, price=0.2)
+        drafter.behind = 4.0
+        _, new = run(drafter, Empty([]), prompt_len=prompt_len)
+        firsts.append(next(i for i, n in enumerate(new) if n > 1))
+    assert firsts[1] < firsts[0]
+
+
+def test_a_text_is_not_read_for_the_last_few_tokens() -> None:
     drafter = Scripted(text(), sure=0.95, price=0.2)
     drafter.behind = 4.0
-    _, new = run(drafter, Empty([]), prompt_len=5000)
-    assert new[0] > 1 and drafter.asked
+    run(drafter, Empty([]), prompt_len=5000, remaining=12)
+    assert not drafter.asked
 
 
 def test_an_unlikely_investment_is_still_tried_now_and_then() -> None:
