@@ -22,6 +22,7 @@ from longgraft.eval.gate_rounds import Recorder, Round, accepted_length, load, r
 from longgraft.index.successor_table import SuccessorTable
 from longgraft.policies import PaperPolicy
 from longgraft.prune import ConfidenceGate, Gates, grow
+from longgraft.stats import Stats
 from longgraft.tree import Source, TreeBuilder, chain
 from tests import engines
 from tests.drafters import DRAFTERS, ModelTopK
@@ -69,6 +70,7 @@ def test_a_stages_tree_is_what_the_paper_policy_verifies(name: str, stage: int) 
         draft_state=None,
         stop=SimpleNamespace(remaining=50),
         index=SimpleNamespace(successors=successors),
+        stats=Stats(),
     )
     recorder = Recorder(DRAFTERS[name](truth), GATES, 60, VOCAB)
     recorder.propose(seq)
