@@ -77,7 +77,7 @@ def test_float64_is_exact(llama: Engine, prompt: list[int], params: SamplingPara
 
 def test_plain_twin_shares_weights_and_leaves_the_engine_alone(llama: Engine) -> None:
     twin = plain_twin(llama)
-    assert twin.config == replace(llama.config, policy="plain") and not llama.config.plain
+    assert twin.config == replace(llama.config, policy="plain") and llama.config.policy == "adaptive"
     assert twin.target is llama.target and twin.pool is llama.pool
 
 
@@ -147,7 +147,7 @@ def blur(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
     true_forward = Target.forward
     wave = torch.sin(torch.arange(VOCAB, dtype=torch.float64) * 1.7) * size
 
-    def blurred(self: Target, segments: Any, long_rope: bool = False) -> list[torch.Tensor]:
+    def blurred(self: Target, segments: Any, long_rope: bool = False, **more: Any) -> list[torch.Tensor]:
         rows = sum(len(segment.token_ids) for segment in segments)
         return [logits + wave * (rows > 1) for logits in true_forward(self, segments, long_rope)]
 

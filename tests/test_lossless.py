@@ -60,13 +60,9 @@ def model_of(arch: str) -> Any:
 
 
 @lru_cache(maxsize=64)
-def engine_of(arch: str, plain: bool = False, **settings: Any) -> Engine:
-    return Engine(
-        model_of(arch),
-        None,
-        EngineConfig(policy="plain" if plain else "adaptive", **settings),
-        cost=None if plain else flat_cost(),
-    )
+def engine_of(arch: str, policy: str = "adaptive", **settings: Any) -> Engine:
+    cost = None if policy == "plain" else flat_cost()
+    return Engine(model_of(arch), None, EngineConfig(policy=policy, **settings), cost=cost)
 
 
 def grafted(arch: str, source: str, truth: Sequence[int], cost: CostTable | None = None, **settings: Any) -> Engine:
