@@ -17,9 +17,11 @@ import numpy.typing as npt
 from longgraft.cost import CostTable
 from longgraft.draft.base import Draft, Drafter
 from longgraft.draft.recorded import begin
+from longgraft.graft import depths_of, graft
 from longgraft.merge import Opinions, Weights
+from longgraft.prune import add_level
 from longgraft.sequence import OBSERVED, Sequence
-from longgraft.tree import Acceptance, TreeBuilder, Verification
+from longgraft.tree import Acceptance, TreeBuilder
 
 WIDTH = 8  # children a drafter names for a node
 MAX_ASKED = 16  # nodes in one draft pass
@@ -98,13 +100,12 @@ class AdaptivePolicy:
     def propose(self, seq: Sequence) -> TreeBuilder:
         """Return the merged tree of this round."""
         state = seq.policy_state = seq.policy_state or State(credit=self._granted(seq))
-        opinions = state.opinions = Opinions(seq.root_token)
+        opinions = state.opinions = Opinions(TreeBuilder(seq.root_token))
         round_ = _Round(self, seq, state, opinions)
         if self.cost is not None:
             state.rounds += 1
             state.clock += float(self.cost.rounds(1, len(seq.token_ids))[0])
         round_.look_up([0], self.max_nodes)
-        opinions.combine(state.weights)
         draft = begin(self.drafter, seq) if round_.max_depth > 0 and self.cost is not None else None
         while draft is not None and (nodes := round_.worth_asking(draft)):
             round_.ask(draft, nodes)
@@ -115,7 +116,7 @@ class AdaptivePolicy:
         rows = 64
         return FREE * seq.prompt_len * float(self.cost.rounds(rows, seq.prompt_len)[-1]) / rows if self.cost else 0.0
 
-    def learn(self, seq: Sequence, result: Verification, accepted: Acceptance) -> None:
+    def learn(self, seq: Sequence, accepted: Acceptance) -> None:
         """Let the weights learn from what the target drew."""
         state: State = seq.policy_state
         if state.opinions is not None:
@@ -131,7 +132,6 @@ class _Round:
 
     def __init__(self, policy: AdaptivePolicy, seq: Sequence, state: State, opinions: Opinions) -> None:
         self.policy, self.seq, self.state, self.opinions = policy, seq, state, opinions
-        self.depths = [0]
         self.spent = 0.0
         self.max_depth = seq.stop.remaining - 1
 
@@ -139,8 +139,10 @@ class _Round:
         """Ask the index what follows some nodes."""
         builder = self.opinions.builder
         for node in nodes:
-            found = self.seq.index.draft(budget, path_of(builder, node), node)
-            self.opinions.add_found(found, self.policy.vocab_size, self.max_depth, self.depths)
+            if (found := self.seq.index.draft(budget, path_of(builder, node), node)) is not None:
+                (grafted,) = graft(builder, [found], self.policy.vocab_size, self.max_depth)
+                self.opinions.take_found(found, grafted)
+        self.opinions.combine(self.state.weights)
 
     def rate(self) -> float:
         """Return the tokens a second of this round if nothing more is asked, what was spent included."""
@@ -170,14 +172,15 @@ class _Round:
     def _pays(self, draft: Draft, saved: float, count: int, caught_up: float) -> bool:
         """Say whether a pass pays that would save so many seconds if the drafter had read the text.
 
-        What it has not read is an investment: it is made when the savings forgone reach its price.
+        What it has not read is an investment, if this pass does not pay for it: it is made when the savings forgone
+        reach its price.
         """
         state, seconds = self.state, draft.seconds(count)
         behind = max(0.0, seconds - caught_up)
         state.missed += max(saved, 0.0)
         to_come = state.missed / state.rounds * self.seq.stop.remaining
         is_due = state.credit + state.missed / PATIENCE >= behind and to_come >= PATIENCE * behind
-        if (saved > 0 and is_due) or EXPLORED * state.clock > seconds:
+        if saved > behind or (saved > 0 and is_due) or EXPLORED * state.clock > seconds:
             self.spent += seconds
             state.credit, state.missed, state.rounds, state.clock = 0.0, 0.0, FIRST_ROUNDS, 0.0
             return True
@@ -188,10 +191,10 @@ class _Round:
         opinions, state, scores = self.opinions, self.state, self.opinions.builder.scores
         found = list[tuple[float, int]]()
         least, asked = np.log(LEAST_PATH), set(opinions.asked)
-        for node in range(len(opinions)):
-            parent = opinions.builder.parents[node]
+        depths = depths_of(opinions.builder)
+        for node, parent in enumerate(opinions.builder.parents):
             is_open = node == 0 or parent in asked
-            if node in opinions.asked or not is_open or scores[node] < least or self.depths[node] >= self.max_depth:
+            if node in opinions.asked or not is_open or scores[node] < least or depths[node] >= self.max_depth:
                 continue
             if draft.in_one_pass:
                 asked.add(node)
@@ -223,8 +226,8 @@ class _Round:
         opinions, state = self.opinions, self.state
         before = [opinions.coverage(node) for node in nodes]
         level = draft.expand(opinions.builder, nodes, WIDTH)
-        fresh = opinions.add_level(level, nodes, self.policy.vocab_size)
-        self.depths += [self.depths[opinions.builder.parents[node]] + 1 for node in fresh]
+        fresh = add_level(opinions.builder, level, self.policy.vocab_size)
+        opinions.take_level(level, nodes)
         opinions.combine(state.weights)
         for node, coverage in zip(nodes, before):
             state.learn_gain(coverage, opinions.coverage(node))
@@ -232,7 +235,6 @@ class _Round:
         likely = sorted((n for n in fresh if scores[n] > np.log(LIKELY)), key=lambda n: -scores[n])[:LOOKED_UP]
         if likely:
             self.look_up(likely, GRAFTED)
-            opinions.combine(state.weights)
 
 
 def path_of(builder: TreeBuilder, node: int) -> list[int]:

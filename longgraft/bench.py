@@ -49,31 +49,18 @@ def bench(
     traces: Traces = None,
 ) -> None:
     """Measure policies against plain decoding, task by task, beside what else could be used; writes a report."""
-    from longgraft.cli import mendable, quieten
+    from longgraft.cli import make, mendable, quieten
 
+    chosen = locals()
     with mendable():
         quieten()
         from longgraft.eval.policy_bench import run
         from longgraft.eval.policy_report import summary
         from longgraft.eval.policy_settings import BenchSettings
 
-        settings = BenchSettings(
-            model=model,
-            draft=draft,
-            policies=tuple(words(policies or "")),
-            tasks=tuple(words(tasks)),
-            contexts=tuple(numbers("contexts", contexts)),
-            new=new,
-            seeds=tuple(numbers("seeds", seeds)),
-            pairs=pairs,
-            dtype=dtype,
-            device=device,
-            cost_table=cost_table,
-            gates=gates,
-            peers=tuple(words(peers)),
-            gguf=gguf,
-            traces=tuple(traces or ()),
-        )
+        chosen |= {"contexts": tuple(numbers("contexts", contexts)), "seeds": tuple(numbers("seeds", seeds))}
+        chosen |= {"traces": tuple(traces or ()), "policies": tuple(words(policies or ""))}
+        settings = make(BenchSettings, chosen | {"tasks": tuple(words(tasks)), "peers": tuple(words(peers))})
         report = run(settings, out, lambda line: typer.echo(line, err=True))
         typer.echo(summary(report, out))
 

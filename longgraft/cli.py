@@ -70,7 +70,9 @@ Corpora = Annotated[
     list[str] | None,
     typer.Option("--corpus", metavar="NAME", help="A corpus (see index) to copy from; may be repeated."),
 ]
-PolicyName = Annotated[str, typer.Option("--policy", help=f"How tokens are proposed: {', '.join(POLICIES)}.")]
+PolicyName = Annotated[
+    str, typer.Option("--policy", help=f"How tokens are proposed: {', '.join(POLICIES)}. plain: one a pass.")
+]
 DraftModel = Annotated[
     str | None,
     typer.Option("--draft", metavar="NAME", help="A drafter: smaller LM, EAGLE-3 head or DFlash; hub id or folder."),
@@ -103,7 +105,6 @@ def generate(
     stop: Stop = None,
     dtype: Dtype = "auto",
     device: Device = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Ordinary decoding: --policy plain.")] = False,
     policy: PolicyName = "adaptive",
     draft: DraftModel = None,
     exact: Exact = False,
@@ -119,7 +120,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Generate text and print it as it comes."""
-    chosen = locals() | ({"policy": "plain"} if plain else {})
+    chosen = locals()
     with mendable():
         refuse_unshown(logprobs, as_json)
         params, config = make(SamplingParams, chosen | {"stop": tuple(stop or ())}), make(EngineConfig, chosen)
@@ -128,8 +129,7 @@ def generate(
         engine = open_engine(model, config, dtype, device, draft)
         from longgraft.show import show
 
-        ids = encode(engine, source)
-        output = show(engine, ids, params, in_colour=color, sums=not as_json, references=references)
+        output = show(engine, encode(engine, source), params, in_colour=color, sums=not as_json, references=references)
         if as_json:
             print_json(engine, output)
     if output.finish_reason == "cancelled":

@@ -247,14 +247,15 @@ class Engine:
             trees = self.plan(batch)
         begin = time.perf_counter()
         with shared_stage([seq.stats for seq in batch], "verify"):
-            checked = verify(self.target, batch, trees, self.features)
+            features = self.features if any(seq.policy.drafts for seq in batch) else None
+            checked = verify(self.target, batch, trees, features)
         self._learn_cost(batch, trees, time.perf_counter() - begin)
         for seq, result in zip(batch, checked):
             with seq.stats.stage("accept"):
                 accepted = accept(result, seq.sampler, seq.token_ids, seq.stop)
                 new = seq.stop.clip(accepted.token_ids)
             with seq.stats.stage("extend"):
-                seq.policy.learn(seq, result, accepted)
+                seq.policy.learn(seq, accepted)
                 seq.extend(new, result, accepted)
                 if seq.policy.drafts:
                     self.drafter.extend(seq, new, result, accepted)

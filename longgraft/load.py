@@ -41,6 +41,25 @@ def load(name: str, dtype: str = "auto", device: str | None = None) -> tuple[Any
         raise GraftError(f"model {name!r} could not be loaded: {reason}") from error
 
 
+def fetched_folder(name: str, what: str, patterns: Collection[str]) -> Path:
+    """Return the folder `name` is, or the one its files of these patterns are fetched to if it is a hub id.
+
+    `what` stands before the name in the `GraftError` for anything else.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if name.startswith((".", "/", "~")):
+        raise GraftError(f"{what} {name!r}: no such folder; expected a folder or a hub id")
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except (OSError, ValueError, ImportError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise GraftError(f"{what} {name!r}: no such folder, and it could not be fetched: {reason}") from error
+
+
 def _source(name: str) -> tuple[str, dict[str, str]]:
     """Split a name into what `from_pretrained` takes and its extra arguments."""
     if not name.endswith(".gguf"):

@@ -8,18 +8,19 @@ weights learn from every token that is committed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from longgraft.tree import Continuation, Level, Source, TreeBuilder
+from longgraft.tree import Continuation, Level, TreeBuilder
 
 Array = npt.NDArray[np.float64]
 # A source never leaves less than this to "none": nothing is certain.
 LEAST_REST = 1e-3
-# Weights of (drafter beside index, index beside drafter, drafter alone) at first; see eval/LOG.md for where they ended.
+# Weights of (drafter beside index, index beside drafter, drafter alone) at first; eval/LOG.md says where they ended.
 FIRST_WEIGHTS = (0.7, 0.4, 1.0)
 # Steps shrink from the first to the second as 1 / number of observations.
 LEARNING_RATES = (0.2, 0.02)
@@ -46,73 +47,48 @@ class Weights:
 
 
 class Opinions:
-    """A tree under way, with what each source says about every edge.
+    """What each source says about the edges of a tree under way.
 
     `builder` holds the nodes; after `combine` its scores are the merged path log-probabilities. `asked`: nodes whose
     children the drafter named, `looked_up`: nodes whose children the index named.
     """
 
-    def __init__(self, root_token: int) -> None:
-        self.builder = TreeBuilder(root_token)
+    def __init__(self, builder: TreeBuilder) -> None:
+        self.builder = builder
         self.asked: set[int] = set()
         self.looked_up: set[int] = set()
-        self._drafted: list[float] = [np.nan]
-        self._found: list[float] = [np.nan]
+        # Log-probability of a node given its parent, by who said so.
+        self.drafted: dict[int, float] = {}
+        self.found: dict[int, float] = {}
 
-    def __len__(self) -> int:
-        return len(self.builder)
-
-    def add_level(self, level: Level, nodes: Iterable[int], vocab_size: int) -> list[int]:
-        """Take in what the drafter says about `nodes`; return the new nodes."""
+    def take_level(self, level: Level, nodes: Iterable[int]) -> None:
+        """Take in what the drafter says about `nodes`; entries that are not in the tree do not count."""
         self.asked.update(nodes)
-        before = len(self)
         for parent, token, score in zip(level.parents.tolist(), level.token_ids.tolist(), level.scores.tolist()):
-            if 0 <= token < vocab_size:
-                node = self._add(parent, token, Source.DRAFT, (-1, -1))
-                self._drafted[node] = min(score, 0.0)
-        return list(range(before, len(self)))
+            node = self.builder.find(parent, token)
+            if node is not None and math.isfinite(score):
+                self.drafted[node] = min(score, 0.0)
 
-    def add_found(self, found: Continuation | None, vocab_size: int, max_depth: int, depths: list[int]) -> None:
-        """Take in what the index says below node `found.at`; nodes deeper than `max_depth` are left out."""
-        if found is None:
-            return
-        nodes, tokens, parents = list[int](), found.token_ids.tolist(), found.parents.tolist()
-        sources, origins, scores = found.sources.tolist(), found.origins.tolist(), found.scores.tolist()
-        for token, parent, score, source, origin in zip(tokens, parents, scores, sources, origins):
-            at = found.at if parent < 0 else nodes[parent]
-            if at < 0 or not 0 <= token < vocab_size or depths[at] >= max_depth:
-                nodes.append(-1)
-                continue
-            nodes.append(self._add(at, token, Source(source), (origin[0], origin[1])))
-            if nodes[-1] == len(depths):
-                depths.append(depths[at] + 1)
-            self.looked_up.add(at)
-            self._found[nodes[-1]] = score - (scores[parent] if parent >= 0 else 0.0)
-
-    def _add(self, parent: int, token: int, source: Source, origin: tuple[int, int]) -> int:
-        builder = self.builder
-        node = builder.add(parent, token, -np.inf, source, origin)
-        if node == len(self._drafted):
-            self._drafted.append(np.nan)
-            self._found.append(np.nan)
-        elif source != Source.DRAFT and builder.sources[node] == Source.DRAFT:
-            # Where both propose a token, its place in the text says more to a reader than that it was drafted too.
-            builder.sources[node], builder.origins[node] = int(source), origin
-        return node
+    def take_found(self, found: Continuation, nodes: list[int]) -> None:
+        """Take in what the index says; `nodes`: of each of its entries, as `graft` returns them."""
+        scores = found.scores.tolist()
+        for node, parent, score in zip(nodes, found.parents.tolist(), scores):
+            if node >= 0:
+                self.looked_up.add(self.builder.parents[node])
+                self.found[node] = score - (scores[parent] if parent >= 0 else 0.0)
 
     def combine(self, weights: Weights) -> None:
         """Set the builder's scores to merged path log-probabilities. O(nodes)"""
-        n = len(self)
         self._options = _Options(self, weights)
         logs = self._options.conditional.tolist()
         scores, parents = self.builder.scores, self.builder.parents
-        for node in range(1, n):
+        for node in range(1, len(self.builder)):
             scores[node] = scores[parents[node]] + logs[node - 1]
 
     def coverage(self, node: int, least: float = 0.1) -> float:
         """Return how likely it is that one of a node's likelier children (at least `least` each) comes."""
         scores = self.builder.scores
-        shares = (np.exp(scores[child] - scores[node]) for child in self.builder.children[node])
+        shares = (math.exp(scores[child] - scores[node]) for child in self.builder.children[node])
         return float(sum(share for share in shares if share >= least))
 
     def learn(self, weights: Weights, token_ids: Iterable[int]) -> tuple[float, int]:
@@ -126,7 +102,7 @@ class Opinions:
         for token in token_ids:
             if node is None or not self.builder.children[node]:
                 break
-            following = next((c for c in self.builder.children[node] if self.builder.token_ids[c] == token), None)
+            following = self.builder.find(node, token)
             if node in self.asked:
                 expected += 1.0 - float(self._options.none[node])
                 came += following is not None
@@ -139,10 +115,10 @@ class _Options:
     """Both opinions about every edge and every "none", laid side by side. Edges are nodes 1 .. n-1."""
 
     def __init__(self, tree: Opinions, weights: Weights) -> None:
-        n = len(tree)
+        n = len(tree.builder)
         self.parents = np.asarray(tree.builder.parents[1:], np.int64)
         asked, looked_up = _flags(tree.asked, n), _flags(tree.looked_up, n)
-        drafted, found = np.exp(tree._drafted[1:]), np.exp(tree._found[1:])
+        drafted, found = _shares(tree.drafted, n), _shares(tree.found, n)
         # [n] each: the logarithm of every parent's "none", and [n - 1] of every edge, by source.
         (edge_d, none_d), (edge_r, none_r) = self._complete(drafted, found, n), self._complete(found, drafted, n)
         self.edges, self.nones = np.stack([edge_d, edge_r], 1), np.stack([none_d, none_r], 1)
@@ -170,6 +146,13 @@ class _Options:
         probabilities = np.concatenate([self.none[node : node + 1], np.exp(self.conditional[rows])])
         outcome = 0 if child is None else 1 + int(np.flatnonzero(rows == child - 1)[0])
         weights.learn(is_both, features, probabilities, outcome)
+
+
+def _shares(logs: dict[int, float], n: int) -> Array:
+    """Return the probabilities of nodes 1 .. n-1, NaN where nothing was said."""
+    shares = np.full(n, np.nan)
+    shares[list(logs)] = np.exp(list(logs.values()))
+    return shares[1:]
 
 
 def _flags(nodes: set[int], n: int) -> npt.NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from longgraft.graft import graft
 from longgraft.index.templates import IntArray, template
 from longgraft.prune import ConfidenceGate, Gate, Gates, always, best, grow
 from longgraft.sequence import Sequence
-from longgraft.tree import Acceptance, TreeBuilder, Verification
+from longgraft.tree import Acceptance, TreeBuilder
 
 # (draft, seq, gates) -> tree: how the paper's method treats a drafter that fills a whole block in one pass.
 GraftBlock = Callable[[Draft, Sequence, Gates], TreeBuilder]
@@ -41,7 +41,7 @@ class FixedPolicy:
         """Return the tree to verify."""
         raise NotImplementedError
 
-    def learn(self, seq: Sequence, result: Verification, accepted: Acceptance) -> None:
+    def learn(self, seq: Sequence, accepted: Acceptance) -> None:
         """Do nothing: the rules are fixed."""
 
     def grown(self, draft: Draft, seq: Sequence, gate: Gate) -> TreeBuilder:

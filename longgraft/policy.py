@@ -16,7 +16,7 @@ from longgraft.draft.base import Drafter, NullDrafter
 from longgraft.graft import graft
 from longgraft.policies import fixed_policy
 from longgraft.sequence import OBSERVED, Policy, Sequence
-from longgraft.tree import Acceptance, TreeBuilder, Verification
+from longgraft.tree import Acceptance, TreeBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PlainPolicy:
         """Return the root alone."""
         return TreeBuilder(seq.root_token)
 
-    def learn(self, seq: Sequence, result: Verification, accepted: Acceptance) -> None:
+    def learn(self, seq: Sequence, accepted: Acceptance) -> None:
         """Do nothing."""
 
 
@@ -54,7 +54,7 @@ class RetrievalPolicy:
         graft(builder, [found] if found else [], self.vocab_size, max_depth=seq.stop.remaining - 1)
         return builder
 
-    def learn(self, seq: Sequence, result: Verification, accepted: Acceptance) -> None:
+    def learn(self, seq: Sequence, accepted: Acceptance) -> None:
         """Do nothing: the index learns from what is committed."""
 
 

@@ -58,7 +58,7 @@ class Policy(Protocol):
     def propose(self, seq: Sequence) -> TreeBuilder:
         """Return this round's proposals, scored by the log-probability that a node's path is accepted."""
 
-    def learn(self, seq: Sequence, result: Verification, accepted: Acceptance) -> None:
+    def learn(self, seq: Sequence, accepted: Acceptance) -> None:
         """See what became of them, before the sequence commits it."""
 
 

@@ -217,7 +217,10 @@ class TreeBuilder:
         return len(self.token_ids)
 
     def add(self, parent: int, token_id: int, score: float, source: int, origin: tuple[int, int] = (-1, -1)) -> int:
-        """Add a node and return its number; an existing (parent, token) keeps the better score and its source."""
+        """Add a node and return its number; an existing (parent, token) keeps the better score.
+
+        Its source is that of the better score too, but a place in a text that is known is not given up for none.
+        """
         _require(0 <= parent < len(self), f"TreeBuilder: parent {parent} is not among {len(self)} nodes")
         score = min(score, self.scores[parent])
         node = self._nodes.get((parent, token_id))
@@ -230,9 +233,15 @@ class TreeBuilder:
             self.scores.append(score)
             self.sources.append(source)
             self.origins.append(origin)
-        elif score > self.scores[node]:
-            self.scores[node], self.sources[node], self.origins[node] = score, source, origin
+        else:
+            if (origin[0] >= 0, score) > (self.origins[node][0] >= 0, self.scores[node]):
+                self.sources[node], self.origins[node] = source, origin
+            self.scores[node] = max(score, self.scores[node])
         return node
+
+    def find(self, parent: int, token_id: int) -> int | None:
+        """Return the child of `parent` that holds a token, or None."""
+        return self._nodes.get((parent, token_id))
 
     def build(self, num_nodes: int | None = None) -> TokenTree:
         """Return the tree of the `num_nodes` best nodes (root included); all of them by default.

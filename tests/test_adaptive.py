@@ -85,7 +85,7 @@ def run(
                 break
             node = children[node][drawn[-1]]
             path.append(node)
-        policy.learn(seq, None, Acceptance(path, drawn))  # type: ignore[arg-type]
+        policy.learn(seq, Acceptance(path, drawn))
         seq.token_ids = seq.token_ids + drawn
         index.extend(drawn)
         new.append(len(drawn))
@@ -137,6 +137,19 @@ def test_behind_a_long_prompt_a_text_is_read_sooner() -> None:
         _, new = run(drafter, Empty([]), prompt_len=prompt_len)
         firsts.append(next(i for i, n in enumerate(new) if n > 1))
     assert firsts[1] < firsts[0]
+
+
+def test_a_few_unread_tokens_are_read_with_the_pass_that_pays_for_them() -> None:
+    """What a round needs to catch up with is no investment: every round asks."""
+
+    class Lagging(Scripted):
+        def begin(self, seq: Any) -> Scripted:
+            self.behind = 0.15
+            return super().begin(seq)
+
+    drafter = Lagging(text(), sure=0.95, price=0.1)
+    _, new = run(drafter, Empty([]))
+    assert all(n > 1 for n in new)
 
 
 def test_a_text_is_not_read_for_the_last_few_tokens() -> None:

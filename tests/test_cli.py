@@ -91,7 +91,7 @@ def test_a_drawn_seed_is_reported_and_reproduces(folder: str) -> None:
 
 def test_plain_gives_the_same_tokens_one_a_pass(folder: str) -> None:
     arguments = ("--temperature", "0.7", "--seed", "3")
-    grafted, plain = generate(folder, *arguments), generate(folder, *arguments, "--plain")
+    grafted, plain = generate(folder, *arguments), generate(folder, *arguments, "--policy", "plain")
     assert grafted["token_ids"] == plain["token_ids"]
     assert plain["stats"]["nodes"] == 0 and plain["stats"]["rounds"] == 24
     assert {span["source"] for span in plain["spans"]} == {"drawn"}
@@ -135,7 +135,7 @@ def test_exact_mode_reports_its_cost(folder: str) -> None:
     arguments = ("--exact", "--dtype", "bfloat16", "--seed", "1")
     values = generate(folder, *arguments)
     assert values["exact"]["cost"] > 0
-    assert values["token_ids"] == generate(folder, *arguments, "--plain")["token_ids"]
+    assert values["token_ids"] == generate(folder, *arguments, "--policy", "plain")["token_ids"]
 
 
 def test_prompts_from_a_file_and_from_stdin(folder: str, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_equal_paths_are_merged() -> None:
     )
     assert texts(builder) == {(1,), (1, 2), (1, 2, 3), (1, 3)}
     assert builder.sources[1] == Source.PROMPT and builder.scores[1] == pytest.approx(-0.2)
-    assert builder.sources[drafted] == Source.DRAFT and builder.scores[drafted] == pytest.approx(-0.5)
+    assert builder.sources[drafted] == Source.PROMPT and builder.scores[drafted] == pytest.approx(-0.5)
 
 
 def test_a_continuation_may_hang_from_what_an_earlier_one_added() -> None:

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longgraft.graft import graft
 from longgraft.merge import FIRST_WEIGHTS, Opinions, Weights
-from longgraft.tree import Continuation, Level, Source
+from longgraft.prune import add_level
+from longgraft.tree import Continuation, Level, Source, TreeBuilder
 
 VOCAB = 50
 
@@ -37,17 +39,22 @@ def found(*rows: tuple[int, int, float], at: int = 0) -> Continuation:
     )
 
 
+def take(opinions: Opinions, what: Level | Continuation, asked: tuple[int, ...] = (0,)) -> None:
+    """Put proposals into the tree, as a policy does, and hear what is said about them."""
+    if isinstance(what, Level):
+        add_level(opinions.builder, what, VOCAB)
+        opinions.take_level(what, asked)
+    else:
+        opinions.take_found(what, graft(opinions.builder, [what], VOCAB, 64)[0])
+
+
 def merged(
-    *,
-    drafted: Level | None = None,
-    asked: tuple[int, ...] = (0,),
-    retrieved: Continuation | None = None,
-    weights: Weights | None = None,
+    *, drafted: Level | None = None, retrieved: Continuation | None = None, weights: Weights | None = None
 ) -> Opinions:
-    opinions = Opinions(7)
-    opinions.add_found(retrieved, VOCAB, 64, [0])
-    if drafted is not None:
-        opinions.add_level(drafted, asked, VOCAB)
+    opinions = Opinions(TreeBuilder(7))
+    for what in (retrieved, drafted):
+        if what is not None:
+            take(opinions, what)
     opinions.combine(weights or Weights())
     return opinions
 
@@ -74,7 +81,7 @@ def test_the_drafter_alone_is_believed_at_weight_one() -> None:
 def test_a_token_both_name_gains_and_is_one_node() -> None:
     opinions = merged(drafted=level((0, 3, 0.6), (0, 4, 0.3)), retrieved=found((-1, 3, 0.5), (-1, 5, 0.2)))
     got = shares(opinions)
-    assert len(opinions) == 4
+    assert len(opinions.builder) == 4
     assert got[0, 3] > 0.6 and got[0, 4] < 0.3 and got[0, 5] < 0.2
     assert sum(got.values()) < 1
     assert opinions.builder.sources[1] == Source.PROMPT, "its place in the text is kept"
@@ -89,22 +96,25 @@ def test_what_one_leaves_open_the_other_fills() -> None:
 
 
 def test_a_retrieved_token_first_and_drafted_later_is_the_same_as_the_other_order() -> None:
-    first = Opinions(7)
-    first.add_level(level((0, 3, 0.6), (0, 4, 0.3)), [0], VOCAB)
-    first.add_found(found((-1, 3, 0.5), (-1, 5, 0.2)), VOCAB, 64, [0, 1, 1])
+    first = Opinions(TreeBuilder(7))
+    take(first, level((0, 3, 0.6), (0, 4, 0.3)))
+    take(first, found((-1, 3, 0.5), (-1, 5, 0.2)))
     first.combine(Weights())
     second = merged(drafted=level((0, 3, 0.6), (0, 4, 0.3)), retrieved=found((-1, 3, 0.5), (-1, 5, 0.2)))
     assert shares(first) == pytest.approx(shares(second))
     assert first.builder.sources[1] == second.builder.sources[1] == Source.PROMPT
 
 
-def test_unknown_tokens_and_nodes_too_deep_are_left_out() -> None:
-    opinions, depths = Opinions(7), [0]
-    opinions.add_found(found((-1, VOCAB, 0.5), (0, 1, 0.5), (-1, 0, 0.4), (2, 2, 0.9), (3, 3, 0.9)), VOCAB, 2, depths)
-    opinions.add_level(level((0, VOCAB + 1, 0.3), (0, 9, 0.2)), [0], VOCAB)
+def test_what_is_not_in_the_tree_does_not_count() -> None:
+    """Tokens outside the vocabulary, scores that are no numbers, and entries that were not grafted."""
+    opinions = Opinions(TreeBuilder(7))
+    said = level((0, VOCAB + 1, 0.3), (0, 9, 0.2), (0, 8, 0.4))
+    said.scores[2] = np.nan
+    take(opinions, said)
+    take(opinions, found((-1, VOCAB, 0.5), (0, 1, 0.5), (-1, 0, 0.4), (2, 2, 0.9)))
     opinions.combine(Weights())
-    assert set(shares(opinions)) == {(0, 0), (1, 2), (0, 9)}
-    assert depths == [0, 1, 2]
+    assert set(shares(opinions)) == {(0, 9), (0, 0), (2, 2)}
+    assert set(opinions.drafted) == {1} and set(opinions.found) == {2, 3} and opinions.looked_up == {0, 2}
 
 
 def test_a_root_alone() -> None:
@@ -158,9 +168,9 @@ def test_an_overconfident_drafter_alone_is_believed_less() -> None:
 
 def test_learning_walks_down_the_tree() -> None:
     weights = Weights()
-    opinions = Opinions(7)
-    opinions.add_level(level((0, 3, 0.8)), [0], VOCAB)
-    opinions.add_level(level((1, 4, 0.8)), [1], VOCAB)
+    opinions = Opinions(TreeBuilder(7))
+    take(opinions, level((0, 3, 0.8)))
+    take(opinions, level((1, 4, 0.8)), (1,))
     opinions.combine(weights)
     before = weights.alone[0]
     opinions.learn(weights, [3, 4, 8])

@@ -43,7 +43,7 @@ def press_after(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
 def test_ctrl_c_keeps_what_exists(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT)
     press_after(monkeypatch, 5)
-    result = invoke("generate", "-m", folder, "-p", PROMPT, "-n", "200", "--plain", "--json")
+    result = invoke("generate", "-m", folder, "-p", PROMPT, "-n", "200", "--policy", "plain", "--json")
     values = last_json(result.stdout)
     assert (result.exit_code, values["finish_reason"], len(values["token_ids"])) == (130, "cancelled", 5)
     assert result.stdout.startswith(values["text"].rstrip("\ufffd"))
@@ -61,7 +61,7 @@ def test_ctrl_c_while_the_prompt_is_read(folder: str, monkeypatch: pytest.Monkey
         return true_forward(self, segments, *arguments, **options)
 
     monkeypatch.setattr(Target, "forward", forward)
-    result = invoke("generate", "-m", folder, "-p", PROMPT, "--plain", "--json")
+    result = invoke("generate", "-m", folder, "-p", PROMPT, "--policy", "plain", "--json")
     values = last_json(result.stdout)
     assert (result.exit_code, values["finish_reason"], values["token_ids"]) == (130, "cancelled", [])
 
@@ -75,7 +75,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
 
 
 def test_ctrl_c_from_outside(folder: str) -> None:
-    command = [sys.executable, "-m", "longgraft", "generate", "-m", folder, "-p", PROMPT, "--plain", "--json"]
+    command = [sys.executable, "-m", "longgraft", "generate", "-m", folder, "-p", PROMPT, "--policy", "plain", "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     with subprocess.Popen([*command, "-n", "1900"], stdout=pipe, stderr=pipe, env=environment) as process:

@@ -134,6 +134,26 @@ def test_a_chain_is_a_tree() -> None:
     assert chain([0]).is_chain
 
 
+def test_a_place_in_a_text_is_not_given_up_for_none() -> None:
+    """Drafted or retrieved first, whichever is likelier: the node says where it stands and has the better score."""
+    for drafted, retrieved in ((-0.1, -0.5), (-0.5, -0.1)):
+        one, other = TreeBuilder(7), TreeBuilder(7)
+        one.add(0, 3, drafted, Source.DRAFT)
+        one.add(0, 3, retrieved, Source.PROMPT, (0, 11))
+        other.add(0, 3, retrieved, Source.PROMPT, (0, 11))
+        other.add(0, 3, drafted, Source.DRAFT)
+        for builder in (one, other):
+            assert (builder.scores[1], builder.sources[1], builder.origins[1]) == (-0.1, Source.PROMPT, (0, 11))
+
+
+def test_children_are_found() -> None:
+    builder = TreeBuilder(7)
+    first = builder.add(0, 3, -0.1, Source.DRAFT)
+    below = builder.add(first, 3, -0.2, Source.DRAFT)
+    assert (builder.find(0, 3), builder.find(first, 3), builder.find(below, 3)) == (first, below, None)
+    assert builder.children == [[first], [below], []]
+
+
 def test_equal_tokens_under_one_parent_are_one_node_with_the_better_evidence() -> None:
     builder = TreeBuilder(9)
     first = builder.add(0, 4, -0.5, Source.PROMPT, (0, 11))

@@ -33,6 +33,8 @@ WINDOW = 256
 # So many committed tokens are read in the pass that drafts; more are read before it, without logits.
 MAX_CAUGHT_UP = 8
 READING_ROWS = 512
+# Room kept behind the text for the nodes of a round; they lie side by side, so their positions need far less.
+TREE_ROWS = 64
 # Sequences that the pool holds at once; one beyond them drafts nothing.
 MAX_SEQUENCES = 8
 
@@ -71,7 +73,7 @@ class ModelDrafter:
         limit = self.model.context_limit or 2 * window + SINKS
         self.window = min(window, max(1, limit // 2 - SINKS))
         self.max_rows = min(2 * self.window + SINKS, limit)
-        self.chunks = -(-(self.max_rows + 128) // 256)
+        self.chunks = -(-(self.max_rows + 2 * TREE_ROWS) // 256)
         self.pool = self.model.new_pool(MAX_SEQUENCES * self.chunks)
         with self.model.session():
             self.cost = cost or measure_costs(self.model, self.pool, (128, self.max_rows))
@@ -93,7 +95,10 @@ class ModelDrafter:
         state = sequence.draft_state = sequence.draft_state or _Text(SequenceCache(self.pool))
         state.cache.truncate(state.cache.length)
         tokens = sequence.token_ids
-        if state.cache.length + len(tokens) - state.read + 64 > self.max_rows or len(tokens) - state.read > self.window:
+        if (
+            state.cache.length + len(tokens) - state.read + TREE_ROWS > self.max_rows
+            or len(tokens) - state.read > self.window
+        ):
             state.cache.truncate(0)
             state.start = max(0, len(tokens) - self.window) if len(tokens) > self.window + SINKS else 0
         left = (

@@ -17,7 +17,7 @@ from longgraft.draft.block_config import layout_of
 from longgraft.draft.eagle import Eagle3Drafter
 from longgraft.draft.lm import ModelDrafter
 from longgraft.draft.weights import is_eagle3
-from longgraft.load import load
+from longgraft.load import fetched_folder, load
 
 
 def load_drafter(name: str, target: Any, tokenizer: Any, cost_table: str | None = None) -> Drafter:
@@ -31,7 +31,7 @@ def load_drafter(name: str, target: Any, tokenizer: Any, cost_table: str | None 
     if is_eagle3(config):
         return Eagle3Drafter.from_pretrained(name, target, cost=cost)
     if layout_of(config):
-        return load_block_drafter(folder_of(name), target, cost)
+        return load_block_drafter(fetched_folder(name, "drafter", ("*.json", "*.safetensors")), target, cost)
     dtype = str(target.dtype).removeprefix("torch.")
     model, its_tokenizer = load(name, dtype, str(target.device))
     refuse_other_tokenizer(name, tokenizer, its_tokenizer)
@@ -54,19 +54,6 @@ def config_of(name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise GraftError(f"drafter {name!r}: its config.json holds a {type(found).__name__}: expected an object")
     return found
-
-
-def folder_of(name: str) -> str:
-    """Return the folder of a drafter; a hub id is fetched."""
-    if Path(name).expanduser().is_dir():
-        return str(Path(name).expanduser())
-    try:
-        from huggingface_hub import snapshot_download
-
-        return snapshot_download(name, allow_patterns=["*.json", "*.safetensors"])
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise GraftError(f"drafter {name!r} could not be fetched: {reason}") from error
 
 
 def _fetched(name: str, file: str) -> str:

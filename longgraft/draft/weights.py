@@ -22,6 +22,7 @@ from torch import Tensor
 
 from longgraft.config import GraftError
 from longgraft.draft.head import Eagle3Head, HeadShape
+from longgraft.load import fetched_folder
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 # Buffers that some exporters leave in a checkpoint and that carry nothing.
@@ -44,7 +45,7 @@ def load_head(name: str, target: Any) -> LoadedHead:
 
     Raises `GraftError` naming the file or tensor that is missing, unknown or does not fit the target.
     """
-    folder = _folder(name)
+    folder = fetched_folder(name, "head", ("*.json", "*.safetensors", "*.bin"))
     config = _config(folder)
     tensors = {_plain_name(key): tensor for key, tensor in _tensors(folder).items() if not _is_empty(key)}
     shape = shape_of(config, target, f"head {name!r}")
@@ -217,22 +218,6 @@ def _plain_name(key: str) -> str:
 
 def _is_empty(key: str) -> bool:
     return key.endswith(CARRIES_NOTHING)
-
-
-def _folder(name: str) -> Path:
-    """Return the folder of a head; a hub id is fetched."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if name.startswith((".", "/", "~")):
-        raise GraftError(f"head {name!r}: no such folder; expected a folder or hub id with {FORMATS}")
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.bin"]))
-    except (OSError, ValueError, ImportError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise GraftError(f"head {name!r}: no such folder, and it could not be fetched: {reason}") from error
 
 
 def _config(folder: Path) -> dict[str, Any]:
