@@ -1,4 +1,4 @@
-// Python's view: addresses and sizes in, nothing out. kernels/rows_linear.py checks them.
+// Python's view: addresses and sizes in, nothing out. kernels/rows_linear.py, int8_linear.py and native.py check them.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "attention.hpp"
+#include "int8.hpp"
 #include "processor.hpp"
 #include "rows_linear.hpp"
 #include "team.hpp"
@@ -45,6 +46,28 @@ void linear(const char* kernel_name, Address x, Address weight, Address bias, Ad
                        weight_stride,
                        static_cast<Dtype>(dtype)};
   rows_linear(*kernel, problem, threads);
+}
+
+const char* best_int8_kernel() {
+  for (const char* name : {"vnni", "avx512", "avx2"})
+    if (int8::has_kernel(name)) return name;
+  return "plain";
+}
+
+// addresses: x, values, scales, sums, bias, y; sizes: rows, in, out
+void int8_linear(const char* kernel, const std::array<Address, 6>& at, const std::array<std::int64_t, 3>& sizes,
+                 int dtype, int threads) {
+  const int8::Linear problem{reinterpret_cast<const void*>(at[0]),
+                             reinterpret_cast<const std::int8_t*>(at[1]),
+                             reinterpret_cast<const float*>(at[2]),
+                             reinterpret_cast<const std::int32_t*>(at[3]),
+                             reinterpret_cast<const float*>(at[4]),
+                             reinterpret_cast<void*>(at[5]),
+                             sizes[0],
+                             sizes[1],
+                             sizes[2],
+                             static_cast<Dtype>(dtype)};
+  if (!int8::compute(kernel, problem, threads)) throw nb::value_error("this processor or build has no such kernel");
 }
 
 // keys, values, rows, strides of keys (row, head), strides of values
@@ -85,5 +108,7 @@ NB_MODULE(_native, m) {
   m.def("team_runtime", team_runtime);
   m.def("multiplies", multiplies);
   m.def("linear", linear, nb::call_guard<nb::gil_scoped_release>());
+  m.def("best_int8_kernel", best_int8_kernel);
+  m.def("int8_linear", int8_linear, nb::call_guard<nb::gil_scoped_release>());
   m.def("attend", attend, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -35,6 +35,7 @@ Processor inspect_processor() {
   found.avx2 = (states & 0x6u) == 0x6u && bit(basic.ecx, 12) && bit(basic.ecx, 29) && bit(more.ebx, 5);
   found.avx512 = found.avx2 && (states & 0xe6u) == 0xe6u && bit(more.ebx, 16) && bit(more.ebx, 17) &&
                  bit(more.ebx, 30) && bit(more.ebx, 31);
+  found.vnni = found.avx512 && bit(more.ecx, 11);
   found.multiplies_bf16 = bit(newer.eax, 5) || bit(more.edx, 22);
   found.multiplies_f16 = bit(more.edx, 23) || bit(newer.eax, 21);
   return found;
@@ -44,6 +45,6 @@ Processor inspect_processor() {
 
 #else
 namespace longgraft {
-Processor inspect_processor() { return {false, false, true, true}; }
+Processor inspect_processor() { return {false, false, false, true, true}; }
 }  // namespace longgraft
 #endif

@@ -1,0 +1,61 @@
+// AVX2: as AVX-512 without VNNI, 4 outputs per register; 3 rows x 3 or 4 registers of sums fit the 16 there are.
+
+#include "int8_kernel.hpp"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+// Only what stands between these pragmas may use the wider instructions.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#include "int8_tile.hpp"
+
+namespace longgraft::int8 {
+namespace {
+
+struct Avx2 {
+  using Element = std::int16_t;
+  using Sum = __m256i;
+  using Values = __m256i;
+  static constexpr int kOffset = 0, kRows = 4, kVecs = 2, kVecColumns = 4;
+
+  static Sum zero() { return _mm256_setzero_si256(); }
+  static Values load(const std::int8_t* values) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  }
+  static __m256i spread(const Element* row) {
+    long long four;
+    std::memcpy(&four, row, sizeof four);
+    return _mm256_set1_epi64x(four);
+  }
+  static Sum add(Sum sum, Values values, __m256i row) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(values, row));
+  }
+  static void store(std::int32_t* to, Sum sum) {
+    const __m256i both = _mm256_add_epi32(sum, _mm256_srli_epi64(sum, 32));
+    const __m256i low = _mm256_permutevar8x32_epi32(both, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(low));
+  }
+};
+
+}  // namespace
+
+const Kernel avx2_kernel = kernel_of<Avx2>("avx2");
+
+}  // namespace longgraft::int8
+
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#else
+namespace longgraft::int8 {
+const Kernel avx2_kernel{nullptr, 0, 0, nullptr, nullptr};
+}
+#endif
