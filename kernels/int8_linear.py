@@ -1,8 +1,8 @@
 """Linear layers with 8-bit weights whose rows do not depend on one another, on the CPU.
 
-Knows no module and no model. The one idea: each row of x gets a scale of its own and the products of whole numbers
-are summed exactly, so that a row's result is bitwise the same whether it is computed alone, among 16 rows of a tree
-or among 512 of a prompt, in native code or in its twin here. Weights take one byte each; they are kept in the order
+Knows no module and no model. The one idea: each row of x is made whole by itself (every 128 inputs get a scale) and
+products of whole numbers are summed exactly, so that a row's result is bitwise the same whether it is computed alone,
+among 16 rows of a tree or among 512 of a prompt, in native code or in its twin here. Weights take one byte each; they are kept in the order
 in which they are read. csrc/int8.hpp says what is computed.
 
 Letters: K in_features, N out_features; x [..., K].
@@ -10,7 +10,6 @@ Letters: K in_features, N out_features; x [..., K].
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +20,9 @@ from longgraft.kernels.rows_linear import DTYPES
 
 PANEL = 64  # outputs
 STEP = 4  # inputs
-MOST_INPUTS = 131072  # 127 * 127 * so many is less than 2^31
+GROUP = 128  # inputs that share a scale in a row of x
+OFFSET = 128
 LEAST_TOP = 2.0**-100
-_EXACT = 1024  # products of two values whose sum is exact in fp32: 127 * 127 * 1024 < 2^24
 _SLICE = 64 * PANEL  # outputs that are packed at a time, so that few are ever held in fp32
 
 KERNEL: str | None = rows_linear._native.best_int8_kernel() if rows_linear._native is not None else None
@@ -34,52 +33,53 @@ KERNEL: str | None = rows_linear._native.best_int8_kernel() if rows_linear._nati
 class Packed:
     """An 8-bit weight `[outputs, inputs]`.
 
-    `values [panels, steps, 64, 4]` int8: output 64p + o, input 4s + i; `scale [64 * panels]` fp32: what an output's
-    values are multiplied with; `sums [64 * panels]` int32 of an output's values. What fills up panels and steps is 0.
+    `values [panels, steps, 64, 4]` uint8: output 64p + o, input 4s + i, plus 128; `scale [64 * panels]` fp32: what an
+    output's values are multiplied with. What fills up panels and steps counts as 0.
     """
 
     values: Tensor
     scale: Tensor
-    sums: Tensor
     outputs: int
     inputs: int
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory, filling included."""
-        return self.values.nbytes + self.scale.nbytes + self.sums.nbytes
+        return self.values.nbytes + self.scale.nbytes
 
 
 def pack(weight: Tensor) -> Packed:
     """Return `weight [N, K]` (any floating dtype, on the CPU) in 8 bits, each output by its own largest magnitude.
 
-    Raises ValueError for shapes the kernel does not take (K from 1 to 131072, N from 1) and for values that are not
-    finite in fp32. Takes 4 bytes of scratch for each element of 4096 outputs.
+    Raises ValueError for an empty weight and for values that are not finite in fp32. Takes 16 bytes of scratch for
+    each element of 4096 outputs.
     """
     outputs, inputs = weight.shape
-    if not 0 < inputs <= MOST_INPUTS or outputs == 0:
-        raise ValueError(f"a weight of shape {outputs} x {inputs}; expected up to {MOST_INPUTS} inputs, and outputs")
+    if outputs == 0 or inputs == 0:
+        raise ValueError(f"a weight of shape {outputs} x {inputs}; expected at least one input and output")
     panels, steps = -(-outputs // PANEL), -(-inputs // STEP)
-    values = torch.zeros(panels, steps, PANEL, STEP, dtype=torch.int8)
-    scale, sums = torch.zeros(panels * PANEL), torch.zeros(panels * PANEL, dtype=torch.int32)
+    values = torch.empty(panels, steps, PANEL, STEP, dtype=torch.uint8)
+    words = values.view(torch.int32)[..., 0]  # a step's inputs of one output move together
+    scale = torch.zeros(panels * PANEL)
     for begin in range(0, outputs, _SLICE):
         part = weight.detach()[begin : begin + _SLICE].float()
-        whole, scale[begin : begin + len(part)] = _whole(part)
-        if not scale[begin : begin + len(part)].isfinite().all():
+        whole, factor = _whole(part)
+        if not factor.isfinite().all():
             raise ValueError("a weight with infinite or undefined values")
-        sums[begin : begin + len(part)] = whole.sum(1, dtype=torch.int32)
-        filled = torch.zeros(-(-len(part) // PANEL) * PANEL, steps * STEP, dtype=torch.int8)
-        filled[: len(part), :inputs] = whole
-        first = begin // PANEL
-        values[first : first + len(filled) // PANEL] = filled.view(-1, PANEL, steps, STEP).transpose(1, 2)
-    return Packed(values, scale, sums, outputs, inputs)
+        scale[begin : begin + len(part)] = factor
+        filled = torch.full((-(-len(part) // PANEL) * PANEL, steps * STEP), OFFSET, dtype=torch.uint8)
+        filled[: len(part), :inputs] = (whole + OFFSET).to(torch.uint8)
+        first, last = begin // PANEL, (begin + len(filled)) // PANEL
+        words[first:last] = filled.view(torch.int32).view(-1, PANEL, steps).transpose(1, 2)
+    return Packed(values, scale, outputs, inputs)
 
 
 def unpack(packed: Packed) -> Tensor:
     """Return the values as int8 `[N, K]`."""
     panels, steps = packed.values.shape[:2]
-    flat = packed.values.transpose(1, 2).reshape(panels * PANEL, steps * STEP)
-    return flat[: packed.outputs, : packed.inputs]
+    words = packed.values.view(torch.int32)[..., 0].transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    flat = words.view(panels * PANEL, steps).view(torch.uint8)
+    return (flat[: packed.outputs, : packed.inputs] ^ OFFSET).view(torch.int8)
 
 
 def dequantized(packed: Packed) -> Tensor:
@@ -104,7 +104,7 @@ def int8_linear(x: Tensor, packed: Packed, bias: Tensor | None = None, kernel: s
     x = x.contiguous()
     bias = None if bias is None else bias.contiguous()
     y = x.new_empty((*x.shape[:-1], packed.outputs))
-    parts = (x, packed.values, packed.scale, packed.sums, bias, y)
+    parts = (x, packed.values, packed.scale, bias, y)
     addresses = [0 if part is None else part.data_ptr() for part in parts]
     sizes = (x.numel() // packed.inputs, packed.inputs, packed.outputs)
     assert rows_linear._native is not None
@@ -115,27 +115,23 @@ def int8_linear(x: Tensor, packed: Packed, bias: Tensor | None = None, kernel: s
 def twin(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     """Return what `int8_linear` returns, bit for bit, in plain torch."""
     rows = x.reshape(-1, packed.inputs).float()
-    whole, row_scale = _whole(rows)
-    sums = torch.zeros(len(rows), packed.outputs, dtype=torch.int32)
-    for left, right in zip(_cuts(whole), _cuts(unpack(packed)), strict=True):
-        sums += (left @ right.T).to(torch.int32)
-    y = sums.float() * packed.scale[: packed.outputs] * row_scale[:, None]
+    totals = torch.zeros(len(rows), packed.outputs)
+    for part, weight in zip(rows.split(GROUP, dim=1), unpack(packed).split(GROUP, dim=1), strict=True):
+        whole, scale = _whole(part)
+        sums = whole @ weight.float().T  # exact in any order: 127 * 127 * 128 < 2^24
+        totals += sums * scale[:, None]
+    y = totals * packed.scale[: packed.outputs]
     if bias is not None:
         y = y + bias
     return y.to(x.dtype).reshape(*x.shape[:-1], packed.outputs)
 
 
 def _whole(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's whole numbers, int8, and its scale: 0 for a row of zeros, NaN where a value is not finite."""
+    """Return each fp32 row's whole numbers and its scale: 0 for a row of zeros, NaN where a value is not finite."""
     top = rows.abs().amax(-1)
     finite, used = top.isfinite(), top >= LEAST_TOP
     most = torch.full_like(top, 127.0)  # a number over a tensor would be its reciprocal times the number
     factor = torch.where(finite & used, most / top, 0.0)
     scale = torch.where(finite, torch.where(used, top / most, 0.0), torch.nan)
     whole = torch.where(finite[:, None], rows * factor[:, None], 0.0).round()
-    return whole.to(torch.int8), scale
-
-
-def _cuts(whole: Tensor) -> Iterator[Tensor]:
-    """Yield columns of whole numbers as fp32, so few at a time that their products add up exactly in any order."""
-    return (part.float() for part in whole.split(_EXACT, dim=1))
+    return whole, scale

@@ -20,6 +20,7 @@ LAYERS = [
         "load",
         "memory",
         "linear",
+        "quantize",
         "history",
         "references",
         "retrieval",

@@ -54,15 +54,14 @@ const char* best_int8_kernel() {
   return "plain";
 }
 
-// addresses: x, values, scales, sums, bias, y; sizes: rows, in, out
-void int8_linear(const char* kernel, const std::array<Address, 6>& at, const std::array<std::int64_t, 3>& sizes,
+// addresses: x, values, scales, bias, y; sizes: rows, in, out
+void int8_linear(const char* kernel, const std::array<Address, 5>& at, const std::array<std::int64_t, 3>& sizes,
                  int dtype, int threads) {
   const int8::Linear problem{reinterpret_cast<const void*>(at[0]),
-                             reinterpret_cast<const std::int8_t*>(at[1]),
+                             reinterpret_cast<const std::uint8_t*>(at[1]),
                              reinterpret_cast<const float*>(at[2]),
-                             reinterpret_cast<const std::int32_t*>(at[3]),
-                             reinterpret_cast<const float*>(at[4]),
-                             reinterpret_cast<void*>(at[5]),
+                             reinterpret_cast<const float*>(at[3]),
+                             reinterpret_cast<void*>(at[4]),
                              sizes[0],
                              sizes[1],
                              sizes[2],

@@ -71,12 +71,14 @@ bool compute(const char* name, const Linear& linear, int threads) {
   if (!kernel) return false;
   const std::int64_t block = std::min(linear.rows, kRowBlock), width = linear.steps() * kInputs;
   if (block <= 0) return true;
-  const std::int64_t bytes = ceil_div(block * width * kernel->element_bytes, 64) * 64;
-  const Memory scratch = allocate(bytes + block * std::int64_t(sizeof(float)));
+  const std::int64_t elements = ceil_div(block * width * kernel->element_bytes, 64) * 64;
+  const std::int64_t numbers = block * linear.groups() * std::int64_t(sizeof(float));
+  const Memory scratch = allocate(elements + 2 * numbers);
+  char* const scales = scratch.get() + elements;
   for (std::int64_t first = 0; first < linear.rows; first += block) {
     const std::int64_t rows = std::min(block, linear.rows - first);
     const Plan plan{linear, first, rows, ceil_div(rows, kernel->tile_rows), scratch.get(),
-                    reinterpret_cast<float*>(scratch.get() + bytes)};
+                    reinterpret_cast<float*>(scales), reinterpret_cast<std::int32_t*>(scales + numbers)};
     Shared shared{*kernel, plan};
     run_team(rows * width < kQuantizeAlone ? 1 : threads, quantize_rows, &shared);
     shared.taken = 0;

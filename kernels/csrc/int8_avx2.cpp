@@ -1,4 +1,4 @@
-// AVX2: as AVX-512 without VNNI, 4 outputs per register; 3 rows x 3 or 4 registers of sums fit the 16 there are.
+// AVX2: as AVX-512 without VNNI, 4 outputs per register.
 
 #include "int8_kernel.hpp"
 
@@ -22,11 +22,11 @@ struct Avx2 {
   using Element = std::int16_t;
   using Sum = __m256i;
   using Values = __m256i;
-  static constexpr int kOffset = 0, kRows = 4, kVecs = 2, kVecColumns = 4;
+  static constexpr int kRows = 4, kVecs = 2, kVecColumns = 4;
 
-  static Sum zero() { return _mm256_setzero_si256(); }
-  static Values load(const std::int8_t* values) {
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  static Sum start(std::int32_t number) { return _mm256_set1_epi64x(std::int64_t(std::uint32_t(number))); }
+  static Values load(const std::uint8_t* values) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
   }
   static __m256i spread(const Element* row) {
     long long four;
@@ -36,10 +36,11 @@ struct Avx2 {
   static Sum add(Sum sum, Values values, __m256i row) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(values, row));
   }
-  static void store(std::int32_t* to, Sum sum) {
+  static void add_group(float* totals, Sum sum, float scale) {
     const __m256i both = _mm256_add_epi32(sum, _mm256_srli_epi64(sum, 32));
     const __m256i low = _mm256_permutevar8x32_epi32(both, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(low));
+    const __m128 whole = _mm_cvtepi32_ps(_mm256_castsi256_si128(low));
+    _mm_storeu_ps(totals, _mm_add_ps(_mm_loadu_ps(totals), _mm_mul_ps(whole, _mm_set1_ps(scale))));
   }
 };
 

@@ -29,11 +29,11 @@ struct Avx512 {
   using Element = std::int16_t;
   using Sum = __m512i;
   using Values = __m512i;
-  static constexpr int kOffset = 0, kRows = 5, kVecs = 4, kVecColumns = 8;
+  static constexpr int kRows = 5, kVecs = 4, kVecColumns = 8;
 
-  static Sum zero() { return _mm512_setzero_si512(); }
-  static Values load(const std::int8_t* values) {
-    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values)));
+  static Sum start(std::int32_t number) { return _mm512_set1_epi64(std::int64_t(std::uint32_t(number))); }
+  static Values load(const std::uint8_t* values) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values)));
   }
   static __m512i spread(const Element* row) {
     long long four;
@@ -43,9 +43,10 @@ struct Avx512 {
   static Sum add(Sum sum, Values values, __m512i row) {
     return _mm512_add_epi32(sum, _mm512_madd_epi16(values, row));
   }
-  static void store(std::int32_t* to, Sum sum) {
+  static void add_group(float* totals, Sum sum, float scale) {
     const __m512i both = _mm512_add_epi32(sum, _mm512_srli_epi64(sum, 32));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi64_epi32(both));
+    const __m256 whole = _mm256_cvtepi32_ps(_mm512_cvtepi64_epi32(both));
+    _mm256_storeu_ps(totals, _mm256_add_ps(_mm256_loadu_ps(totals), _mm256_mul_ps(whole, _mm256_set1_ps(scale))));
   }
 };
 

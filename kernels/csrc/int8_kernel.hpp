@@ -9,8 +9,9 @@ namespace longgraft::int8 {
 struct Plan {
   Linear linear;
   std::int64_t first, rows, tiles;
-  char* quantized;   // [rows, steps * kInputs] elements of the kernel's own kind
-  float* row_scales;  // [rows]
+  char* quantized;       // [rows, steps * kInputs] elements of the kernel's own kind
+  float* row_scales;     // [rows, groups]
+  std::int32_t* starts;  // [rows, groups] where a group's sum starts: what takes the values' offset off
 
   std::int64_t tile_begin(std::int64_t index) const { return rows * index / tiles; }
 };

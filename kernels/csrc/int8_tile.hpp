@@ -1,8 +1,9 @@
 // The 8-bit kernel for any instruction set. Included by one source file per set, between the pragmas that allow its
 // instructions, so that the plain loops here are compiled for it as well. `Isa` says:
-//   Element, kOffset   what a quantised row consists of: q + kOffset
-//   kRows, kVecs       size of a tile in rows and in vectors of kVecColumns outputs
-//   Sum, Row, zero(), spread(elements), add(sum, values, row), store(to, sum)
+//   Element        what a quantised row consists of
+//   kRows, kVecs   size of a tile in rows and in vectors of kVecColumns outputs
+//   Sum, Values, start(number), load(values), spread(elements), add(sum, values, spread)
+//   add_group(totals, sum, scale): totals [kVecColumns] of fp32, a product and a sum, each rounded
 #pragma once
 
 #include "int8_kernel.hpp"
@@ -10,7 +11,7 @@
 namespace longgraft::int8 {
 namespace {
 
-constexpr std::int64_t kAheadSteps = 8;  // fetched so far ahead when a panel is read once (measured: 4 to 32 alike)
+constexpr std::int64_t kAheadSteps = 32;  // fetched so far ahead where a panel is read once (16 to 64 do, 8 is slower)
 
 template <Dtype dtype>
 inline float widened(const void* data, std::int64_t index) {
@@ -18,26 +19,42 @@ inline float widened(const void* data, std::int64_t index) {
 }
 
 // Adding 1.5 * 2^23 rounds to nearest even and leaves the whole number in the low bits.
-inline std::int32_t nearest(float value) { return std::int32_t(float_to_bits(value + 0x1.8p23f) << 9) >> 9; }
+inline std::int32_t nearest(float value) { return std::int32_t(float_to_bits(value + 0x1.8p23f) << 10) >> 10; }
+
+// Largest magnitude of `count` elements; magnitudes compare like their bits.
+template <Dtype dtype>
+inline std::int32_t top_bits(const char* x, std::int64_t count) {
+  std::int32_t most = 0;
+  for (std::int64_t k = 0; k < count; ++k) {
+    const std::int32_t bits = std::int32_t(float_to_bits(widened<dtype>(x, k)) & 0x7fffffffu);
+    most = bits > most ? bits : most;
+  }
+  return most;
+}
 
 template <class Isa, Dtype dtype>
 void quantize_as(const Plan& plan, std::int64_t row) {
   using Element = typename Isa::Element;
-  const std::int64_t in = plan.linear.in, width = plan.linear.steps() * kInputs;
+  const std::int64_t in = plan.linear.in, width = plan.linear.steps() * kInputs, groups = plan.linear.groups();
   const char* const x = static_cast<const char*>(plan.linear.x) + (plan.first + row) * in * element_bytes(dtype);
   Element* const to = reinterpret_cast<Element*>(plan.quantized) + row * width;
-  std::int32_t most = 0;  // magnitudes compare like their bits
-  for (std::int64_t k = 0; k < in; ++k) {
-    const std::int32_t bits = std::int32_t(float_to_bits(widened<dtype>(x, k)) & 0x7fffffffu);
-    most = bits > most ? bits : most;
+  for (std::int64_t group = 0; group < groups; ++group) {
+    const std::int64_t begin = group * kGroup, count = in - begin < kGroup ? in - begin : kGroup;
+    const char* const from = x + begin * element_bytes(dtype);
+    const std::int32_t most = top_bits<dtype>(from, count);
+    const float top = bits_to_float(std::uint32_t(most));
+    const bool finite = most < 0x7f800000, any = finite && top >= kLeastTop;
+    const float inverse = any ? 127.0f / top : 0.0f;
+    std::int32_t total = 0;
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int32_t whole = any ? nearest(widened<dtype>(from, k) * inverse) : 0;
+      to[begin + k] = Element(whole);
+      total += whole;
+    }
+    plan.row_scales[row * groups + group] = any ? top / 127.0f : finite ? 0.0f : __builtin_nanf("");
+    plan.starts[row * groups + group] = -kOffset * total;
   }
-  const float top = bits_to_float(std::uint32_t(most));
-  const bool finite = most < 0x7f800000, any = finite && top >= kLeastTop;
-  plan.row_scales[row] = any ? top / 127.0f : finite ? 0.0f : __builtin_nanf("");
-  const float inverse = any ? 127.0f / top : 0.0f;
-  if (any)
-    for (std::int64_t k = 0; k < in; ++k) to[k] = Element(nearest(widened<dtype>(x, k) * inverse) + Isa::kOffset);
-  for (std::int64_t k = any ? in : 0; k < width; ++k) to[k] = Element(Isa::kOffset);
+  for (std::int64_t k = in; k < width; ++k) to[k] = 0;
 }
 
 template <class Isa>
@@ -49,42 +66,29 @@ void quantize(const Plan& plan, std::int64_t row) {
   }
 }
 
-// From sums [kColumns] to elements of y.
-template <class Isa, Dtype dtype>
-void finish_as(const Plan& plan, std::int64_t row, std::int64_t panel, const std::int32_t* sums) {
+// From totals [kColumns] to elements of y.
+template <Dtype dtype>
+void finish_as(const Plan& plan, std::int64_t row, std::int64_t panel, float* totals) {
   const Linear& linear = plan.linear;
   const std::int64_t column = panel * kColumns, left = linear.out - column, count = left < kColumns ? left : kColumns;
-  const float *const scales = linear.scales + column, row_scale = plan.row_scales[row];
-  const std::int32_t* const values = linear.sums + column;
-  float result[kColumns];
-  for (int j = 0; j < kColumns; ++j) {
-    const std::uint32_t sum = std::uint32_t(sums[j]) - std::uint32_t(Isa::kOffset) * std::uint32_t(values[j]);
-    result[j] = float(std::int32_t(sum)) * scales[j] * row_scale;
-  }
+  for (int j = 0; j < kColumns; ++j) totals[j] *= linear.scales[column + j];
   if (linear.bias)
-    for (std::int64_t j = 0; j < count; ++j) result[j] += linear.bias[column + j];
+    for (std::int64_t j = 0; j < count; ++j) totals[j] += linear.bias[column + j];
   const std::int64_t at = (plan.first + row) * linear.out + column;
-  for (std::int64_t j = 0; j < count; ++j) store_element(linear.y, at + j, dtype, result[j]);
+  for (std::int64_t j = 0; j < count; ++j) store_element(linear.y, at + j, dtype, totals[j]);
 }
 
-template <class Isa>
-void finish(const Plan& plan, std::int64_t row, std::int64_t panel, const std::int32_t* sums) {
+inline void finish(const Plan& plan, std::int64_t row, std::int64_t panel, float* totals) {
   switch (plan.linear.dtype) {
-    case Dtype::f32: return finish_as<Isa, Dtype::f32>(plan, row, panel, sums);
-    case Dtype::bf16: return finish_as<Isa, Dtype::bf16>(plan, row, panel, sums);
-    case Dtype::f16: return finish_as<Isa, Dtype::f16>(plan, row, panel, sums);
+    case Dtype::f32: return finish_as<Dtype::f32>(plan, row, panel, totals);
+    case Dtype::bf16: return finish_as<Dtype::bf16>(plan, row, panel, totals);
+    case Dtype::f16: return finish_as<Dtype::f16>(plan, row, panel, totals);
   }
 }
-
-// What to fetch meanwhile: `lines` cache lines of each step at `from`.
-struct Ahead {
-  const std::int8_t* from = nullptr;
-  int lines = 0;
-};
 
 template <class Isa, int rows, int lines>
 inline void add_steps(typename Isa::Sum (&sum)[rows][Isa::kVecs], const typename Isa::Element* x, std::int64_t width,
-                      const std::int8_t* values, const std::int8_t* ahead, std::int64_t steps) {
+                      const std::uint8_t* values, const std::uint8_t* ahead, std::int64_t steps) {
   for (std::int64_t step = 0; step < steps; ++step) {
     for (int line = 0; line < lines; ++line) __builtin_prefetch(ahead + step * kStepBytes + line * 64, 0, 2);
     typename Isa::Values value[Isa::kVecs];
@@ -97,27 +101,32 @@ inline void add_steps(typename Isa::Sum (&sum)[rows][Isa::kVecs], const typename
   }
 }
 
+// `rows` rows from `first` on against a panel; meanwhile `lines` cache lines of each step at `ahead` are fetched.
 template <class Isa, int rows, int lines>
-void tile_with(const Plan& plan, std::int64_t first, std::int64_t panel, const std::int8_t* ahead) {
-  constexpr int kGroup = Isa::kVecs * Isa::kVecColumns;
-  const std::int64_t steps = plan.linear.steps(), width = steps * kInputs;
+void tile_with(const Plan& plan, std::int64_t first, std::int64_t panel, const std::uint8_t* ahead) {
+  const std::int64_t steps = plan.linear.steps(), width = steps * kInputs, groups = plan.linear.groups();
   const auto* const x = reinterpret_cast<const typename Isa::Element*>(plan.quantized) + first * width;
-  std::int32_t sums[rows][kColumns];
-  for (int column = 0; column < kColumns; column += kGroup) {
-    typename Isa::Sum sum[rows][Isa::kVecs];
-    for (int row = 0; row < rows; ++row)
-      for (int vec = 0; vec < Isa::kVecs; ++vec) sum[row][vec] = Isa::zero();
-    const std::int8_t* const values = plan.linear.panel(panel) + column * kInputs;
-    add_steps<Isa, rows, lines>(sum, x, width, values, ahead, steps);
-    for (int row = 0; row < rows; ++row)
-      for (int vec = 0; vec < Isa::kVecs; ++vec)
-        Isa::store(sums[row] + column + vec * Isa::kVecColumns, sum[row][vec]);
-  }
-  for (int row = 0; row < rows; ++row) finish<Isa>(plan, first + row, panel, sums[row]);
+  const std::int32_t* const starts = plan.starts + first * groups;
+  const float* const scales = plan.row_scales + first * groups;
+  alignas(64) float totals[rows][kColumns] = {};
+  for (int column = 0; column < kColumns; column += Isa::kVecs * Isa::kVecColumns)
+    for (std::int64_t group = 0; group < groups; ++group) {
+      const std::int64_t begin = group * kGroupSteps, left = steps - begin;
+      typename Isa::Sum sum[rows][Isa::kVecs];
+      for (int row = 0; row < rows; ++row)
+        for (int vec = 0; vec < Isa::kVecs; ++vec) sum[row][vec] = Isa::start(starts[row * groups + group]);
+      const std::uint8_t* const values = plan.linear.panel(panel) + begin * kStepBytes + column * kInputs;
+      add_steps<Isa, rows, lines>(sum, x + begin * kInputs, width, values, ahead + begin * kStepBytes,
+                                  left < kGroupSteps ? left : kGroupSteps);
+      for (int row = 0; row < rows; ++row)
+        for (int vec = 0; vec < Isa::kVecs; ++vec)
+          Isa::add_group(totals[row] + column + vec * Isa::kVecColumns, sum[row][vec], scales[row * groups + group]);
+    }
+  for (int row = 0; row < rows; ++row) finish(plan, first + row, panel, totals[row]);
 }
 
 template <class Isa, int lines, int rows = Isa::kRows>
-void tile(const Plan& plan, std::int64_t first, std::int64_t count, std::int64_t panel, const std::int8_t* ahead) {
+void tile(const Plan& plan, std::int64_t first, std::int64_t count, std::int64_t panel, const std::uint8_t* ahead) {
   if (count == rows) return tile_with<Isa, rows, lines>(plan, first, panel, ahead);
   if constexpr (rows > 1) tile<Isa, lines, rows - 1>(plan, first, count, panel, ahead);
 }
@@ -130,7 +139,7 @@ void panel(const Plan& plan, std::int64_t now, std::int64_t next) {
   const int lines = later == 0 || later == 1 ? 4 : later < 4 ? 2 : 1;
   for (std::int64_t i = 0; i < plan.tiles; ++i) {
     const std::int64_t first = plan.tile_begin(i), count = plan.tile_begin(i + 1) - first;
-    const std::int8_t* const ahead =
+    const std::uint8_t* const ahead =
         later == 0 ? plan.linear.panel(now) + kAheadSteps * kStepBytes : plan.linear.panel(next) + (i - 1) * lines * 64;
     const bool fetches = later == 0 || (i > 0 && i * lines <= 4 && next != now);
     if (!fetches) tile<Isa, 0>(plan, first, count, now, ahead);

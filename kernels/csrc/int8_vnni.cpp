@@ -1,5 +1,4 @@
-// AVX-512 VNNI: 64 products of an unsigned and a signed byte per instruction, added without saturation. Rows are
-// q + 128, unsigned; 128 times the sum of the weight row's values is taken off at the end, modulo 2^32.
+// AVX-512 VNNI: 64 products of an unsigned and a signed byte per instruction, added without saturation.
 
 #include "int8_kernel.hpp"
 
@@ -26,20 +25,23 @@ namespace longgraft::int8 {
 namespace {
 
 struct Vnni {
-  using Element = std::uint8_t;
+  using Element = std::int8_t;
   using Sum = __m512i;
   using Values = __m512i;
-  static constexpr int kOffset = 128, kRows = 6, kVecs = 4, kVecColumns = 16;  // 24 of the 32 registers hold sums
+  static constexpr int kRows = 6, kVecs = 4, kVecColumns = 16;  // 24 of the 32 registers hold sums
 
-  static Sum zero() { return _mm512_setzero_si512(); }
-  static Values load(const std::int8_t* values) { return _mm512_loadu_si512(values); }
+  static Sum start(std::int32_t number) { return _mm512_set1_epi32(number); }
+  static Values load(const std::uint8_t* values) { return _mm512_loadu_si512(values); }
   static __m512i spread(const Element* row) {
     std::int32_t four;
     std::memcpy(&four, row, sizeof four);
     return _mm512_set1_epi32(four);
   }
-  static Sum add(Sum sum, Values values, __m512i row) { return _mm512_dpbusd_epi32(sum, row, values); }
-  static void store(std::int32_t* to, Sum sum) { _mm512_storeu_si512(to, sum); }
+  static Sum add(Sum sum, Values values, __m512i row) { return _mm512_dpbusd_epi32(sum, values, row); }
+  static void add_group(float* totals, Sum sum, float scale) {
+    const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale));
+    _mm512_storeu_ps(totals, _mm512_add_ps(_mm512_loadu_ps(totals), part));
+  }
 };
 
 }  // namespace
