@@ -1,4 +1,4 @@
-"""8-bit weights beside the original ones: time per layer and per forward, and how often greedy tokens agree, in one run.
+"""8-bit weights beside the original ones in one run: time per layer and per forward, and agreement of greedy tokens.
 
 What to expect: a forward of few rows is bound by reading the weights, so half the bytes should take about half the
 time, and sixteen rows little more than one. Sides take turns, each layer call reads another copy of its weight, so
@@ -84,7 +84,7 @@ def layer_lines(shape: str, rows: Sequence[int], repeats: int) -> list[Line]:
     lines = []
     for n in rows:
         x = torch.randn(n, inputs).bfloat16()
-        sides = (lambda x=x: rows_linear(x, weights.take()), lambda x=x: int8_linear(x, take()))  # type: ignore[misc]
+        sides = (lambda x=x: rows_linear(x, weights.take()), lambda x=x: int8_linear(x, take()))
         lines.append(line(shape, n, sides, repeats))
     return lines
 
@@ -125,7 +125,9 @@ def agreement(original: Tensor, ours: Tensor) -> tuple[float, float]:
     return float(same), float(divergence)
 
 
-def model_lines(name: str, text: str, tokens: int, rows: Sequence[int], repeats: int) -> tuple[list[Line], dict[str, Any]]:
+def model_lines(
+    name: str, text: str, tokens: int, rows: Sequence[int], repeats: int
+) -> tuple[list[Line], dict[str, Any]]:
     """Compare forwards of a model in bf16 with those of its 8-bit self, and their predictions."""
     model, tokenizer = load(name, "bfloat16", "cpu")
     token_ids = np.array(tokenizer.encode(text)[:tokens], np.int32)

@@ -2,8 +2,8 @@
 
 Knows no module and no model. The one idea: each row of x is made whole by itself (every 128 inputs get a scale) and
 products of whole numbers are summed exactly, so that a row's result is bitwise the same whether it is computed alone,
-among 16 rows of a tree or among 512 of a prompt, in native code or in its twin here. Weights take one byte each; they are kept in the order
-in which they are read. csrc/int8.hpp says what is computed.
+among 16 rows of a tree or among 512 of a prompt, in native code or in its twin here. Weights take one byte each and
+are kept in the order in which they are read. csrc/int8.hpp says what is computed.
 
 Letters: K in_features, N out_features; x [..., K].
 """

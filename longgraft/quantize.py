@@ -124,7 +124,7 @@ def unquantized(model: Model) -> Model:
 @torch.no_grad()
 def _plain(layer: Int8Linear) -> nn.Linear:
     plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta", dtype=layer.kind)
-    plain.weight = nn.Parameter(layer.weight, requires_grad=False)
+    plain.weight = nn.Parameter(dequantized(layer.packed).to(layer.kind), requires_grad=False)
     if layer.bias is not None:
         plain.bias = nn.Parameter(layer.bias.to(layer.kind), requires_grad=False)
     return plain.eval()
@@ -144,7 +144,8 @@ def _fits(layer: nn.Linear) -> bool:
 
 def _chosen(model: nn.Module, keep: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return the names of the linear layers to replace and of those to leave; no layer is held on to."""
-    names, left = [], []
+    names: list[str] = []
+    left: list[str] = []
     for name, layer in model.named_modules(remove_duplicate=False):
         if name and isinstance(layer, nn.Linear):
             stays = name in keep or name.rpartition(".")[2] in keep or not _fits(layer)
@@ -159,7 +160,7 @@ def _require(model: nn.Module, names: list[str]) -> None:
         found = ", ".join(sorted(others))
         raise GraftError(f"{type(model).__name__} is on {found}: 8-bit weights need the whole model on the CPU")
     if not names:
-        raise GraftError(f"{type(model).__name__}: expected a torch.nn.Linear to quantise; it has none, or all are kept")
+        raise GraftError(f"{type(model).__name__}: no torch.nn.Linear to quantise, or all are kept")
     for name in names:
         for part, tensor in model.get_submodule(name).named_parameters():
             if not bool(torch.stack(torch.aminmax(tensor.detach())).float().isfinite().all()):

@@ -103,7 +103,7 @@ def test_layers_that_are_kept():
     model = Model()
     model.first.register_forward_hook(lambda *args: None)
     model.last.forward = lambda x: x
-    with pytest.raises(GraftError, match="no torch.nn.Linear to quantise|expected a torch.nn.Linear"):
+    with pytest.raises(GraftError, match="to quantise, or all are kept"):
         quantize(model)
 
 
@@ -167,12 +167,12 @@ def test_refusals_leave_the_model_as_it_was():
     model = Model()
     with torch.no_grad():
         model.last.weight[3, 3] = torch.nan
-    with pytest.raises(GraftError, match="last.weight: infinite or undefined"):
+    with pytest.raises(GraftError, match=r"last\.weight: infinite or undefined"):
         quantize(model)
     assert type(model.first) is nn.Linear
     with pytest.raises(GraftError, match="Model is on meta"):
         quantize(Model().to("meta"))
-    with pytest.raises(GraftError, match="expected a torch.nn.Linear"):
+    with pytest.raises(GraftError, match="to quantise, or all are kept"):
         quantize(nn.Linear(3, 3))
-    with pytest.raises(GraftError, match="expected a torch.nn.Linear"):
+    with pytest.raises(GraftError, match="to quantise, or all are kept"):
         quantize(quantized(nn.Sequential(nn.Linear(3, 3))))

@@ -1,5 +1,7 @@
 // AVX2: as AVX-512 without VNNI, 4 outputs per register.
 
+#include <utility>
+
 #include "int8_kernel.hpp"
 
 #if defined(__x86_64__) && defined(__GNUC__)

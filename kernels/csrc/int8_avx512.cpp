@@ -1,6 +1,8 @@
 // AVX-512 without VNNI: values widened to 16 bits, since the instruction for bytes saturates. 8 outputs per register,
 // the two pairs of inputs of an output in neighbouring lanes until the end.
 
+#include <utility>
+
 #include "int8_kernel.hpp"
 
 #if defined(__x86_64__) && defined(__GNUC__)

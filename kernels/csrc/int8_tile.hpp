@@ -6,6 +6,8 @@
 //   add_group(totals, sum, scale): totals [kVecColumns] of fp32, a product and a sum, each rounded
 #pragma once
 
+#include <utility>
+
 #include "int8_kernel.hpp"
 
 namespace longgraft::int8 {
@@ -86,41 +88,69 @@ inline void finish(const Plan& plan, std::int64_t row, std::int64_t panel, float
   }
 }
 
-template <class Isa, int rows, int lines>
-inline void add_steps(typename Isa::Sum (&sum)[rows][Isa::kVecs], const typename Isa::Element* x, std::int64_t width,
-                      const std::uint8_t* values, const std::uint8_t* ahead, std::int64_t steps) {
-  for (std::int64_t step = 0; step < steps; ++step) {
-    for (int line = 0; line < lines; ++line) __builtin_prefetch(ahead + step * kStepBytes + line * 64, 0, 2);
-    typename Isa::Values value[Isa::kVecs];
-    for (int vec = 0; vec < Isa::kVecs; ++vec)
-      value[vec] = Isa::load(values + step * kStepBytes + vec * Isa::kVecColumns * kInputs);
-    for (int row = 0; row < rows; ++row) {
-      const auto spread = Isa::spread(x + row * width + step * kInputs);
-      for (int vec = 0; vec < Isa::kVecs; ++vec) sum[row][vec] = Isa::add(sum[row][vec], value[vec], spread);
-    }
-  }
+// Where a group's work lies: elements of the first row, values of the first step, what to fetch meanwhile.
+template <class Isa>
+struct Group {
+  const typename Isa::Element* x;
+  std::int64_t width;  // elements between rows
+  const std::uint8_t *values, *ahead;
+  std::int64_t steps;
+  const std::int32_t* starts;  // of the first row
+  const float* scales;
+  std::int64_t groups;  // numbers between rows
+};
+
+// Call body(0), ..., body(count - 1), each number a constant: from arrays indexed by anything else GCC makes memory.
+template <int... numbers, class Body>
+inline __attribute__((always_inline)) void each_of(std::integer_sequence<int, numbers...>, const Body& body) {
+  (body(std::integral_constant<int, numbers>{}), ...);
+}
+template <int count, class Body>
+inline __attribute__((always_inline)) void each(const Body& body) {
+  each_of(std::make_integer_sequence<int, count>{}, body);
 }
 
-// `rows` rows from `first` on against a panel; meanwhile `lines` cache lines of each step at `ahead` are fetched.
+// Add a group's products to totals, all sums in registers; meanwhile `lines` cache lines a step are fetched.
+template <class Isa, int rows, int lines>
+__attribute__((noinline)) void add_products(const Group<Isa>& g, float* totals) {
+  constexpr int kVecs = Isa::kVecs;
+  typename Isa::Sum sum[rows * kVecs];
+  each<rows * kVecs>([&](auto i) __attribute__((always_inline)) { sum[i] = Isa::start(g.starts[i / kVecs * g.groups]); });
+  const typename Isa::Element* x = g.x;
+  const std::uint8_t *values = g.values, *ahead = g.ahead;
+  const std::int64_t width = g.width;
+  for (std::int64_t left = g.steps; left > 0; --left, x += kInputs, values += kStepBytes, ahead += kStepBytes) {
+    each<lines>([&](auto i) __attribute__((always_inline)) { __builtin_prefetch(ahead + i * 64, 0, 2); });
+    typename Isa::Values value[kVecs];
+    each<kVecs>([&](auto i) __attribute__((always_inline)) {
+      value[i] = Isa::load(values + i * (Isa::kVecColumns * kInputs));
+    });
+    each<rows>([&](auto row) __attribute__((always_inline)) {
+      const auto spread = Isa::spread(x + row * width);
+      each<kVecs>([&](auto i) __attribute__((always_inline)) {
+        sum[row * kVecs + i] = Isa::add(sum[row * kVecs + i], value[i], spread);
+      });
+    });
+  }
+  each<rows * kVecs>([&](auto i) __attribute__((always_inline)) {
+    float* const to = totals + i / kVecs * kColumns + i % kVecs * Isa::kVecColumns;
+    Isa::add_group(to, sum[i], g.scales[i / kVecs * g.groups]);
+  });
+}
+
+// `rows` rows from `first` on against a panel.
 template <class Isa, int rows, int lines>
 void tile_with(const Plan& plan, std::int64_t first, std::int64_t panel, const std::uint8_t* ahead) {
   const std::int64_t steps = plan.linear.steps(), width = steps * kInputs, groups = plan.linear.groups();
   const auto* const x = reinterpret_cast<const typename Isa::Element*>(plan.quantized) + first * width;
-  const std::int32_t* const starts = plan.starts + first * groups;
-  const float* const scales = plan.row_scales + first * groups;
   alignas(64) float totals[rows][kColumns] = {};
   for (int column = 0; column < kColumns; column += Isa::kVecs * Isa::kVecColumns)
-    for (std::int64_t group = 0; group < groups; ++group) {
-      const std::int64_t begin = group * kGroupSteps, left = steps - begin;
-      typename Isa::Sum sum[rows][Isa::kVecs];
-      for (int row = 0; row < rows; ++row)
-        for (int vec = 0; vec < Isa::kVecs; ++vec) sum[row][vec] = Isa::start(starts[row * groups + group]);
-      const std::uint8_t* const values = plan.linear.panel(panel) + begin * kStepBytes + column * kInputs;
-      add_steps<Isa, rows, lines>(sum, x + begin * kInputs, width, values, ahead + begin * kStepBytes,
-                                  left < kGroupSteps ? left : kGroupSteps);
-      for (int row = 0; row < rows; ++row)
-        for (int vec = 0; vec < Isa::kVecs; ++vec)
-          Isa::add_group(totals[row] + column + vec * Isa::kVecColumns, sum[row][vec], scales[row * groups + group]);
+    for (std::int64_t group = 0, step = 0; group < groups; ++group, step += kGroupSteps) {
+      const std::int64_t at = step * kStepBytes, number = first * groups + group;
+      const Group<Isa> g{x + step * kInputs, width, plan.linear.panel(panel) + at + column * kInputs, ahead + at,
+                         steps - step < kGroupSteps ? steps - step : kGroupSteps, plan.starts + number,
+                         plan.row_scales + number, groups};
+      add_products<Isa, rows, lines>(g, totals[0] + column);
     }
   for (int row = 0; row < rows; ++row) finish(plan, first + row, panel, totals[row]);
 }

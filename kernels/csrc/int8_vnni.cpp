@@ -1,5 +1,7 @@
 // AVX-512 VNNI: 64 products of an unsigned and a signed byte per instruction, added without saturation.
 
+#include <utility>
+
 #include "int8_kernel.hpp"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -37,7 +39,11 @@ struct Vnni {
     std::memcpy(&four, row, sizeof four);
     return _mm512_set1_epi32(four);
   }
-  static Sum add(Sum sum, Values values, __m512i row) { return _mm512_dpbusd_epi32(sum, values, row); }
+  // Written out: of the intrinsic GCC 12 keeps two copies of every sum, which no longer fit the registers.
+  static Sum add(Sum sum, Values values, __m512i row) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(values), "v"(row));
+    return sum;
+  }
   static void add_group(float* totals, Sum sum, float scale) {
     const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale));
     _mm512_storeu_ps(totals, _mm512_add_ps(_mm512_loadu_ps(totals), part));
