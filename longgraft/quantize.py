@@ -28,6 +28,8 @@ class Int8Linear(nn.Module):
     from. `values`, `scale`: see `Packed`. No gradients.
     """
 
+    bias: Tensor | None
+
     def __init__(self, packed: Packed, bias: Tensor | None, kind: torch.dtype) -> None:
         super().__init__()
         self.in_features, self.out_features = packed.inputs, packed.outputs

@@ -49,7 +49,8 @@ struct Shared {
 
 void quantize_rows(void* context) {
   Shared& shared = *static_cast<Shared*>(context);
-  for (std::int64_t row; (row = shared.taken.fetch_add(1)) < shared.plan.rows;) shared.kernel.quantize(shared.plan, row);
+  std::int64_t row;
+  while ((row = shared.taken.fetch_add(1)) < shared.plan.rows) shared.kernel.quantize(shared.plan, row);
 }
 
 void compute_panels(void* context) {

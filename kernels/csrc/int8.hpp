@@ -28,7 +28,8 @@ constexpr std::int64_t kGroupSteps = kGroup / kInputs;
 constexpr int kOffset = 128;
 constexpr float kLeastTop = 0x1p-100f;
 
-// x [rows, in] and y [rows, out] of `dtype`, contiguous; `scales` cover whole panels; `bias` [out] may be null; in, out > 0.
+// x [rows, in] and y [rows, out] of `dtype`, contiguous; `scales` cover whole panels; `bias` [out] may be null; in and
+// out are at least 1.
 struct Linear {
   const void* x;
   const std::uint8_t* values;

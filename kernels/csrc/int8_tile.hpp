@@ -13,7 +13,7 @@
 namespace longgraft::int8 {
 namespace {
 
-constexpr std::int64_t kAheadSteps = 32;  // fetched so far ahead where a panel is read once (16 to 64 do, 8 is slower)
+constexpr std::int64_t kGroupBytes = kGroupSteps * kStepBytes;
 
 template <Dtype dtype>
 inline float widened(const void* data, std::int64_t index) {
@@ -115,7 +115,9 @@ template <class Isa, int rows, int lines>
 __attribute__((noinline)) void add_products(const Group<Isa>& g, float* totals) {
   constexpr int kVecs = Isa::kVecs;
   typename Isa::Sum sum[rows * kVecs];
-  each<rows * kVecs>([&](auto i) __attribute__((always_inline)) { sum[i] = Isa::start(g.starts[i / kVecs * g.groups]); });
+  each<rows * kVecs>([&](auto i) __attribute__((always_inline)) {
+    sum[i] = Isa::start(g.starts[i / kVecs * g.groups]);
+  });
   const typename Isa::Element* x = g.x;
   const std::uint8_t *values = g.values, *ahead = g.ahead;
   const std::int64_t width = g.width;
@@ -138,39 +140,45 @@ __attribute__((noinline)) void add_products(const Group<Isa>& g, float* totals) 
   });
 }
 
+// What to fetch during each group of a panel, and during the last.
+struct Ahead {
+  const std::uint8_t *from, *last;
+};
+
 // `rows` rows from `first` on against a panel.
 template <class Isa, int rows, int lines>
-void tile_with(const Plan& plan, std::int64_t first, std::int64_t panel, const std::uint8_t* ahead) {
+void tile_with(const Plan& plan, std::int64_t first, std::int64_t panel, Ahead ahead) {
   const std::int64_t steps = plan.linear.steps(), width = steps * kInputs, groups = plan.linear.groups();
   const auto* const x = reinterpret_cast<const typename Isa::Element*>(plan.quantized) + first * width;
   alignas(64) float totals[rows][kColumns] = {};
   for (int column = 0; column < kColumns; column += Isa::kVecs * Isa::kVecColumns)
     for (std::int64_t group = 0, step = 0; group < groups; ++group, step += kGroupSteps) {
-      const std::int64_t at = step * kStepBytes, number = first * groups + group;
-      const Group<Isa> g{x + step * kInputs, width, plan.linear.panel(panel) + at + column * kInputs, ahead + at,
-                         steps - step < kGroupSteps ? steps - step : kGroupSteps, plan.starts + number,
-                         plan.row_scales + number, groups};
+      const std::int64_t at = group * kGroupBytes, number = first * groups + group, left = steps - step;
+      const Group<Isa> g{x + step * kInputs, width, plan.linear.panel(panel) + at + column * kInputs,
+                         group + 1 < groups ? ahead.from + at : ahead.last, left < kGroupSteps ? left : kGroupSteps,
+                         plan.starts + number, plan.row_scales + number, groups};
       add_products<Isa, rows, lines>(g, totals[0] + column);
     }
   for (int row = 0; row < rows; ++row) finish(plan, first + row, panel, totals[row]);
 }
 
 template <class Isa, int lines, int rows = Isa::kRows>
-void tile(const Plan& plan, std::int64_t first, std::int64_t count, std::int64_t panel, const std::uint8_t* ahead) {
+void tile(const Plan& plan, std::int64_t first, std::int64_t count, std::int64_t panel, Ahead ahead) {
   if (count == rows) return tile_with<Isa, rows, lines>(plan, first, panel, ahead);
   if constexpr (rows > 1) tile<Isa, lines, rows - 1>(plan, first, count, panel, ahead);
 }
 
-// One tile reads the panel as a stream and fetches its own later part; of several, the first finds the panel where
-// the others of the panel before have fetched it, a share each.
+// A single tile reads the panel as a stream and fetches the next group, at the end that of the next panel. Of several
+// tiles the first finds the panel in cache, where the others of the panel before have fetched it, a share each.
 template <class Isa>
 void panel(const Plan& plan, std::int64_t now, std::int64_t next) {
-  const std::int64_t later = plan.tiles - 1;
-  const int lines = later == 0 || later == 1 ? 4 : later < 4 ? 2 : 1;
+  const std::int64_t later = plan.tiles - 1, last = (plan.linear.groups() - 1) * kGroupBytes;
+  const int lines = later <= 1 ? 4 : later < 4 ? 2 : 1;
   for (std::int64_t i = 0; i < plan.tiles; ++i) {
     const std::int64_t first = plan.tile_begin(i), count = plan.tile_begin(i + 1) - first;
-    const std::uint8_t* const ahead =
-        later == 0 ? plan.linear.panel(now) + kAheadSteps * kStepBytes : plan.linear.panel(next) + (i - 1) * lines * 64;
+    const std::uint8_t* const share = plan.linear.panel(next) + (i == 0 ? 0 : i - 1) * lines * 64;
+    const Ahead ahead = later == 0 ? Ahead{plan.linear.panel(now) + kGroupBytes, plan.linear.panel(next)}
+                                   : Ahead{share, share + last};
     const bool fetches = later == 0 || (i > 0 && i * lines <= 4 && next != now);
     if (!fetches) tile<Isa, 0>(plan, first, count, now, ahead);
     else if (lines == 4) tile<Isa, 4>(plan, first, count, now, ahead);
