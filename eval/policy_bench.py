@@ -62,7 +62,7 @@ class Bench:
         from longgraft.load import load
 
         self.settings = settings
-        model, tokenizer = load(settings.model, settings.dtype, settings.device)
+        model, tokenizer = load(settings.model, settings.dtype, settings.device, settings.quantize)
         costs = Path(settings.cost_table or folder.path / "cost_table.json")
         self.recorder: Recorder | None = None
         if settings.draft is not None:

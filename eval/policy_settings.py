@@ -45,6 +45,7 @@ class BenchSettings:
     pairs: int = 1
     dtype: str = "auto"
     device: str | None = None
+    quantize: str | None = None
     cost_table: str | None = None
     gates: str | None = None
     peers: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ Seeds = Annotated[str, typer.Option(help="Each seed is another prompt of the sam
 Pairs = Annotated[int, typer.Option(help="Interleaved repeats of every cell; 7 or more for small differences.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
+Quantize = Annotated[str | None, typer.Option(metavar="int8", help="8-bit weights for the model, on the CPU.")]
 Costs = Annotated[str | None, typer.Option(help="JSON file with frozen round costs. Default: measured once.")]
 Gates = Annotated[str | None, typer.Option(metavar="FILE", help="A drafter's thresholds, for pruned and paper.")]
 Peers = Annotated[str, typer.Option(help="What else to measure: some of transformers,lookup,assistant,llama.")]
@@ -42,6 +43,7 @@ def bench(
     pairs: Pairs = 1,
     dtype: Dtype = "auto",
     device: Device = None,
+    quantize: Quantize = None,
     cost_table: Costs = None,
     gates: Gates = None,
     peers: Peers = "",

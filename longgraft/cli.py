@@ -54,6 +54,9 @@ Stop = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
+Quantize = Annotated[
+    str | None, typer.Option(metavar="int8", help="8-bit weights, on the CPU: half the bytes, a slightly other model.")
+]
 Exact = Annotated[
     bool, typer.Option("--exact", help="Kernels whose rows are independent: bitwise plain decoding in bfloat16 too.")
 ]
@@ -107,6 +110,7 @@ def generate(
     device: Device = None,
     policy: PolicyName = "adaptive",
     draft: DraftModel = None,
+    quantize: Quantize = None,
     exact: Exact = False,
     max_nodes: MaxNodes = 60,
     prefill_rows: PrefillRows = 512,
@@ -126,7 +130,7 @@ def generate(
         params, config = make(SamplingParams, chosen | {"stop": tuple(stop or ())}), make(EngineConfig, chosen)
         refuse_stdin_twice(prompt_file, chat, prediction, *document or ())
         source, references = read_prompt(prompt, prompt_file, chat), read_references(prediction, document, corpus)
-        engine = open_engine(model, config, dtype, device, draft)
+        engine = open_engine(model, config, chosen)
         from longgraft.show import show
 
         output = show(engine, encode(engine, source), params, in_colour=color, sums=not as_json, references=references)
@@ -154,6 +158,7 @@ def verify(
     device: Device = None,
     policy: PolicyName = "adaptive",
     draft: DraftModel = None,
+    quantize: Quantize = None,
     exact: Exact = False,
     max_nodes: MaxNodes = 60,
     prefill_rows: PrefillRows = 512,
@@ -166,7 +171,7 @@ def verify(
     with mendable():
         params, config = make(SamplingParams, chosen), make(EngineConfig, chosen)
         source = read_prompt(prompt, prompt_file, chat)
-        engine = open_engine(model, config, dtype, device, draft)
+        engine = open_engine(model, config, chosen)
         verdict = print_audit(engine, encode(engine, source), params, keep_going)
     raise typer.Exit(1 if verdict == "MISMATCH" else 0)
 
@@ -232,15 +237,19 @@ def quieten() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
 
 
-def open_engine(model: str, config: EngineConfig, dtype: str, device: str | None, draft: str | None = None) -> Engine:
-    """Load a model; a bad cost table is reported before the long part."""
+# Options that say how a model is loaded.
+LOADING = ("dtype", "device", "draft", "quantize")
+
+
+def open_engine(model: str, config: EngineConfig, chosen: dict[str, Any]) -> Engine:
+    """Load a model as the options `LOADING` of `chosen` say; a bad cost table is reported before the long part."""
     from longgraft.cost import CostTable
 
     cost = CostTable.load(config.cost_table) if config.cost_table else None
     quieten()
     from longgraft.engine import Engine
 
-    return Engine.from_pretrained(model, config, dtype=dtype, device=device, cost=cost, draft=draft)
+    return Engine.from_pretrained(model, config, cost=cost, **{name: chosen[name] for name in LOADING})
 
 
 def print_json(engine: Engine, output: Output) -> None:

@@ -80,18 +80,18 @@ class Engine:
         name: str,
         config: EngineConfig | None = None,
         *,
+        draft: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
-        draft: str | None = None,
+        quantize: str | None = None,
         **options: Any,
     ) -> Engine:
-        """Load a hub id, a local folder or a GGUF file (`FILE.gguf`, `hub/id:FILE.gguf`); `draft`: a drafter for it."""
+        """Load a hub id, folder or GGUF file; `draft`: a drafter for it. See `longgraft.load.load`."""
+        from longgraft.draft.load import load_drafter
         from longgraft.load import load
 
-        model, tokenizer = load(name, dtype, device)
+        model, tokenizer = load(name, dtype, device, quantize)
         if draft is not None:
-            from longgraft.draft.load import load_drafter
-
             options["drafter"] = load_drafter(draft, model, tokenizer, (config or EngineConfig()).cost_table)
         return cls(model, tokenizer, config, **options)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,11 @@ from torch import Tensor, nn
 from longgraft.kernels import rows_linear as kernel
 
 _ENTRY = threading.Lock()  # two engines may open and close contexts on one model at once
+
+
+def output_rows(layer: Any) -> int:
+    """Return how many outputs a linear layer has, without making its weight where that is kept in another form."""
+    return int(getattr(layer, "out_features", None) or layer.weight.shape[0])
 
 
 class _RowsForward:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from longgraft.config import GraftError
 from longgraft.memory import require, weight_bytes
+from longgraft.quantize import quantized
 
 DTYPES = {
     "float32": torch.float32,
@@ -23,17 +24,21 @@ DTYPES = {
 }
 
 
-def load(name: str, dtype: str = "auto", device: str | None = None) -> tuple[Any, Any]:
+def load(name: str, dtype: str = "auto", device: str | None = None, quantize: str | None = None) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a causal LM, in evaluation mode on `device` (default: CUDA if there is one).
 
     `name`: hub id, folder, `FILE.gguf` or `hub/id:FILE.gguf`. `dtype`: `auto` (as stored; GGUF: bfloat16) or a
-    key of `DTYPES`.
+    key of `DTYPES`. `quantize`: "int8" gives it 8-bit linear weights (CPU only; see `longgraft.quantize`).
     """
+    if quantize not in (None, "int8"):
+        raise GraftError(f"quantize {quantize!r}: expected int8, or nothing")
     if dtype != "auto" and dtype not in DTYPES:
         raise GraftError(f"dtype {dtype!r}: expected auto or one of {', '.join(DTYPES)}")
     source, options = _source(name)
     try:
-        return _load(source, options, dtype, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+        place = device or ("cpu" if quantize or not torch.cuda.is_available() else "cuda")
+        model, tokenizer = _load(source, options, dtype, torch.device(place))
+        return quantized(model) if quantize else model, tokenizer
     except GraftError:
         raise
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError, SafetensorError) as error:

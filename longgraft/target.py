@@ -23,7 +23,7 @@ from longgraft.features import Features
 from longgraft.kernels.rows_linear import DTYPES as EXACT_DTYPES
 from longgraft.kernels.rows_linear import is_available as kernels_available
 from longgraft.kernels.tree_attention import BACKENDS
-from longgraft.linear import wide
+from longgraft.linear import output_rows, wide
 from longgraft.tree import IntArray
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
@@ -70,8 +70,7 @@ class Target:
         self.linear = wide(model, always=exact)
         self.backend = "native" if exact else backend
         self.config = model.config.get_text_config()
-        head = model.get_output_embeddings()
-        self.vocab_size = int(getattr(head, "out_features", None) or head.weight.shape[0])
+        self.vocab_size = output_rows(model.get_output_embeddings())
         self.device = model.device
         self.dtype = model.dtype
         self.long_rope_from = long_rope_threshold(self.config)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.config import GraftError
+from longgraft.linear import output_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Ends:
     @property
     def size(self) -> int:
         """Output rows: how many tokens the drafter can propose."""
-        return int(self.head.weight.shape[0])
+        return output_rows(self.head)
 
 
 class RawEmbedding(nn.Module):

@@ -21,6 +21,7 @@ from longgraft.config import GraftError
 from longgraft.draft.block_config import BlockConfig, read_config
 from longgraft.draft.block_ends import Ends, RawEmbedding, target_ends, vocabulary
 from longgraft.draft.block_model import BlockModel
+from longgraft.linear import output_rows
 
 # speculators: both ends of the drafter and its vocabulary; what the drafter was trained against is not used.
 _OWN_ENDS = {"embed_tokens.weight", "lm_head.weight", "d2t", "t2d"}
@@ -137,7 +138,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, de
 
 def _own_ends(config: BlockConfig, tensors: Mapping[str, Tensor], target_model: Any) -> Ends:
     borrowed = target_ends(target_model)
-    target_rows, hidden = borrowed.head.weight.shape
+    target_rows, hidden = output_rows(borrowed.head), borrowed.embedding.weight.shape[1]
     dtype, device = target_model.dtype, target_model.device
     rows = int(config.draft_vocab or target_rows)
     ids, back = vocabulary(tensors.get("d2t"), tensors.get("t2d"), rows, int(target_rows))

@@ -17,6 +17,8 @@ from longgraft.draft.block_config import layout_of
 from longgraft.draft.eagle import Eagle3Drafter
 from longgraft.draft.lm import ModelDrafter
 from longgraft.draft.weights import is_eagle3
+from longgraft.kernels.int8_linear import KERNEL
+from longgraft.linear import output_rows
 from longgraft.load import fetched_folder, load
 
 
@@ -33,9 +35,11 @@ def load_drafter(name: str, target: Any, tokenizer: Any, cost_table: str | None 
     if layout_of(config):
         return load_block_drafter(fetched_folder(name, "drafter", ("*.json", "*.safetensors")), target, cost)
     dtype = str(target.dtype).removeprefix("torch.")
-    model, its_tokenizer = load(name, dtype, str(target.device))
+    # A drafter only guesses, so it may be another model than its file says, if that is faster.
+    eight_bit = "int8" if target.device.type == "cpu" and KERNEL is not None else None
+    model, its_tokenizer = load(name, dtype, str(target.device), eight_bit)
     refuse_other_tokenizer(name, tokenizer, its_tokenizer)
-    return ModelDrafter(model, int(target.get_output_embeddings().weight.shape[0]), cost=cost)
+    return ModelDrafter(model, output_rows(target.get_output_embeddings()), cost=cost)
 
 
 def config_of(name: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from longgraft.config import GraftError
 from longgraft.draft.head import Eagle3Head, HeadShape
+from longgraft.linear import output_rows
 from longgraft.load import fetched_folder
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -71,7 +72,7 @@ def shape_of(config: Mapping[str, Any], target: Any, name: str) -> HeadShape:
     """Read a head's sizes and options from any of the three layouts' configs; refuse those of another target."""
     layer = config.get("transformer_layer_config", config)
     text = target.config.get_text_config()
-    vocab = int(target.get_output_embeddings().weight.shape[0])
+    vocab = output_rows(target.get_output_embeddings())
     if "quantization_config" in config:
         raise GraftError(f"{name}: its weights are quantized; expected plain ones")
     if layer.get("num_hidden_layers", 1) != 1:

@@ -25,6 +25,7 @@ from longgraft.draft.base import Drafter, NullDrafter
 from longgraft.engine import Engine
 from longgraft.hf.call import Call, dropped, one_streamer, prepare, refuse, refuse_positions
 from longgraft.hf.rows import Relay, Row, RowStop
+from longgraft.linear import output_rows
 from longgraft.sampler import Sampler
 from longgraft.sequence import Sequence
 
@@ -46,7 +47,7 @@ class Kept:
 
     def engine(self, model: Any, config: EngineConfig, drafter: Drafter) -> Engine:
         """Return an engine for this model as it is now; one that moved or changed its dtype is checked anew."""
-        kind = (model.dtype, model.device, model.get_output_embeddings().weight.shape)
+        kind = (model.dtype, model.device, output_rows(model.get_output_embeddings()))
         if self.kind != kind:
             self.kind, self.engines = kind, {}
         # The engine holds its drafter, so the number stands for no other one while it is kept.
