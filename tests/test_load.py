@@ -20,6 +20,7 @@ from longgraft.cost import CostTable
 from longgraft.engine import Engine
 from longgraft.load import load, refuse_mismatch
 from longgraft.memory import weight_bytes
+from longgraft.quantize import Int8Linear
 from tests import engines
 from tests.small_tokenizers import byte_level
 
@@ -113,6 +114,16 @@ def test_an_engine_from_a_folder_generates(saved: Path) -> None:
 
 
 # What is refused --------------------------------------------------------------------------------------------------
+
+
+def test_weights_in_8_bits(saved: Path) -> None:
+    model, _ = load(str(saved), quantize="int8")
+    assert isinstance(model.lm_head, Int8Linear) and isinstance(model.model.layers[1].mlp.up_proj, Int8Linear)
+    engine = Engine.from_pretrained(str(saved), quantize="int8")
+    params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+    prompt = [5, 6, 7, 8] * 4
+    assert engine.generate(prompt, params).token_ids == engine.generate(prompt, params, policy="plain").token_ids
+    assert "quantize 'int4': expected int8" in refused(saved, quantize="int4")
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from longgraft.draft.block_config import layout_of
 from longgraft.draft.eagle import Eagle3Drafter
 from longgraft.draft.lm import ModelDrafter
 from longgraft.draft.weights import is_eagle3
-from longgraft.kernels.int8_linear import KERNEL
+from longgraft.kernels.int8_linear import DTYPES, KERNEL
 from longgraft.linear import output_rows
 from longgraft.load import fetched_folder, load
 
@@ -36,8 +36,8 @@ def load_drafter(name: str, target: Any, tokenizer: Any, cost_table: str | None 
         return load_block_drafter(fetched_folder(name, "drafter", ("*.json", "*.safetensors")), target, cost)
     dtype = str(target.dtype).removeprefix("torch.")
     # A drafter only guesses, so it may be another model than its file says, if that is faster.
-    eight_bit = "int8" if target.device.type == "cpu" and KERNEL is not None else None
-    model, its_tokenizer = load(name, dtype, str(target.device), eight_bit)
+    is_quicker = target.device.type == "cpu" and target.dtype in DTYPES and KERNEL is not None
+    model, its_tokenizer = load(name, dtype, str(target.device), "int8" if is_quicker else None)
     refuse_other_tokenizer(name, tokenizer, its_tokenizer)
     return ModelDrafter(model, output_rows(target.get_output_embeddings()), cost=cost)
 
