@@ -171,7 +171,7 @@ def _bench_sampling(vocab: int) -> Iterator[dict[str, Any]]:
 
 def bench_step(args: argparse.Namespace) -> dict[str, Any]:
     """Time one plain decode step beside transformers' DynamicCache + sdpa at each context, interleaved."""
-    engine = Engine.from_pretrained(args.model, EngineConfig(policy="plain"), dtype=args.dtype)
+    engine = Engine.from_pretrained(args.model, EngineConfig(policy="plain"), dtype=args.dtype, quantize=args.quantize)
     rows = []
     for context in args.contexts:
         cache = filled(engine.target, engine.pool, context)
@@ -219,7 +219,7 @@ def _transformers_step(engine: Engine, context: int) -> Callable[[], float]:
 
 def bench_costs(args: argparse.Namespace) -> dict[str, Any]:
     """Time passes of N rows behind L random K/V rows."""
-    engine = Engine.from_pretrained(args.model, EngineConfig(policy="plain"), dtype=args.dtype)
+    engine = Engine.from_pretrained(args.model, EngineConfig(policy="plain"), dtype=args.dtype, quantize=args.quantize)
     rows = []
     cache = filled(engine.target, engine.pool, max(args.contexts))
     with engine.target.session():
@@ -257,6 +257,7 @@ def main() -> None:
         one = commands.add_parser(name)
         one.add_argument("--model", required=True)
         one.add_argument("--dtype", default="auto")
+        one.add_argument("--quantize", choices=["int8"])
         one.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192, 32768])
         one.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
         one.add_argument("--repeats", type=int, default=5)
