@@ -1,4 +1,4 @@
-"""Linear layers of a model computed by our own kernel, for as long as a context lasts.
+"""Linear layers of a model, and what lies between them, computed by our kernels for as long as a context lasts.
 
 Knows no architecture: every exact `torch.nn.Linear` is a matrix and nothing more. The one idea: verification
 sends a few rows through every layer, which torch does slowly where the processor has no instructions for the
@@ -7,16 +7,16 @@ weights' dtype; inside `wide` each such layer's `forward` is our kernel, outside
 
 from __future__ import annotations
 
-import threading
-from types import TracebackType
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from longgraft.exchange import Exchange, Forward, Planned
+from longgraft.fused import fused
 from longgraft.kernels import rows_linear as kernel
-
-_ENTRY = threading.Lock()  # two engines may open and close contexts on one model at once
 
 
 def output_rows(layer: Any) -> int:
@@ -24,14 +24,10 @@ def output_rows(layer: Any) -> int:
     return int(getattr(layer, "out_features", None) or layer.weight.shape[0])
 
 
-class _RowsForward:
-    """A layer's `forward` while at least one context holds it; `holders` counts them."""
+class _RowsForward(Forward):
+    """A linear layer on our kernel."""
 
-    __slots__ = ("holders", "layer")
-
-    def __init__(self, layer: nn.Linear) -> None:
-        self.layer = layer
-        self.holders = 0
+    __slots__ = ()
 
     def __call__(self, input: Tensor) -> Tensor:
         parameters = self.layer._parameters  # `layer.weight` costs ten times as much
@@ -40,49 +36,28 @@ class _RowsForward:
         return kernel.rows_linear(input, weight, parameters["bias"])
 
 
-class Wide:
-    """A context in which the fitting linear layers of one model run on our kernel; made by `wide`.
+class Wide(Exchange):
+    """A context in which the fitting modules of one model run on our kernels; made by `wide`.
 
-    `layers` are the layers concerned; `name` says for stats what computes them. May be entered repeatedly and
-    nested; the layers get their own `forward` back when the last context on them closes, however it closes.
+    `layers` are the linear layers concerned, `between` the norms and gated MLPs; `name` says for stats what computes
+    the layers. May be entered repeatedly and nested; the modules get their own `forward` back when the last context
+    on them closes, however it closes.
     """
 
-    def __init__(self, layers: list[nn.Linear]) -> None:
+    def __init__(self, layers: list[nn.Linear], between: Sequence[Planned] = ()) -> None:
+        super().__init__([*((layer, partial(_RowsForward, layer)) for layer in layers), *between])
         self.layers = layers
-        self._held: list[list[_RowsForward]] = []
+        self.between = [module for module, _ in between]
 
     @property
     def name(self) -> str:
-        """Instruction set of our kernel, or "torch" if no layer uses it."""
+        """Instruction set of our kernel, or "torch" if no linear layer uses it."""
         return str(kernel.KERNEL) if self.layers else "torch"
-
-    def __enter__(self) -> Wide:
-        """Give each layer our `forward`; layers that have one of their own are left alone."""
-        held = []
-        with _ENTRY:
-            for layer in self.layers:
-                forward = layer.__dict__.get("forward")
-                if forward is None:
-                    forward = layer.forward = _RowsForward(layer)  # type: ignore[method-assign]
-                if isinstance(forward, _RowsForward):
-                    forward.holders += 1
-                    held.append(forward)
-        self._held.append(held)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Give back what the matching entry took."""
-        with _ENTRY:
-            for forward in self._held.pop():
-                forward.holders -= 1
-                if forward.holders == 0 and forward.layer.__dict__.get("forward") is forward:
-                    del forward.layer.forward
 
 
 def wide(model: nn.Module, always: bool = False) -> Wide:
-    """Return a context within which `model`'s linear layers run on our kernel, where that is faster.
+    """Return a context within which `model`'s linear layers run on our kernel where that is faster, and what lies
+    between them in one pass (`fused`).
 
     Concerned are exact `torch.nn.Linear`s with contiguous CPU weights in fp32, bf16 or fp16 (adapters' base
     layers included) of a dtype that `pays`. Calls that need gradients, autocast or other input dtypes still go
@@ -90,7 +65,8 @@ def wide(model: nn.Module, always: bool = False) -> Wide:
     module the context does nothing.
     """
     dtypes = {dtype for dtype in kernel.DTYPES if pays(dtype, always)}
-    return Wide([layer for layer in model.modules() if _fits(layer, dtypes)])  # type: ignore[misc]
+    layers = [layer for layer in model.modules() if _fits(layer, dtypes)]
+    return Wide(layers, fused(model))  # type: ignore[arg-type]
 
 
 def pays(dtype: torch.dtype, always: bool = False) -> bool:

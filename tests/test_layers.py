@@ -20,6 +20,8 @@ LAYERS = [
         "load",
         "memory",
         "linear",
+        "exchange",
+        "fused",
         "quantize",
         "history",
         "references",

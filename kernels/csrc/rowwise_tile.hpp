@@ -1,0 +1,147 @@
+// The row-wise kernels for any instruction set, as plain loops over blocks. Included by one source file per set,
+// between the pragmas that allow its instructions, so that the compiler makes vectors of that set. `Isa` says how
+// fp16 is widened and rounded: widen(from, to), narrow(from, to), each of a whole block.
+#pragma once
+
+#include <cmath>
+
+#include "rowwise.hpp"
+
+namespace longgraft::rowwise {
+namespace {
+
+constexpr int kBlockSize = int(kBlockElements);
+
+template <class Isa, Dtype dtype>
+inline void load_whole(const void* data, std::int64_t at, float* to) {
+  if constexpr (dtype == Dtype::f16) {
+    Isa::widen(static_cast<const std::uint16_t*>(data) + at, to);
+  } else {
+    for (int i = 0; i < kBlockSize; ++i) to[i] = load_element(data, at + i, dtype);
+  }
+}
+
+template <class Isa, Dtype dtype>
+inline void store_whole(void* data, std::int64_t at, const float* from) {
+  if constexpr (dtype == Dtype::f16) {
+    Isa::narrow(from, static_cast<std::uint16_t*>(data) + at);
+  } else {
+    for (int i = 0; i < kBlockSize; ++i) store_element(data, at + i, dtype, from[i]);
+  }
+}
+
+// `count` elements from `at` on, the rest of the block zeros.
+template <class Isa, Dtype dtype>
+inline void load(const void* data, std::int64_t at, std::int64_t count, float* to) {
+  if (count >= kBlockSize) return load_whole<Isa, dtype>(data, at, to);
+  for (int i = 0; i < kBlockSize; ++i) to[i] = i < count ? load_element(data, at + i, dtype) : 0.0f;
+}
+
+template <class Isa, Dtype dtype>
+inline void store(void* data, std::int64_t at, std::int64_t count, const float* from) {
+  if (count >= kBlockSize) return store_whole<Isa, dtype>(data, at, from);
+  for (int i = 0; i < count; ++i) store_element(data, at + i, dtype, from[i]);
+}
+
+template <class Isa, Dtype dtype>
+inline void round_block(float* block) {
+  if constexpr (dtype != Dtype::f32) {
+    alignas(64) std::uint16_t rounded[kBlockSize];
+    store_whole<Isa, dtype>(rounded, 0, block);
+    load_whole<Isa, dtype>(rounded, 0, block);
+  }
+}
+
+template <class Isa, Dtype dtype>
+float inverse_size(const Norm& p, std::int64_t start) {
+  alignas(64) float lanes[kBlockSize] = {}, x[kBlockSize];
+  for (std::int64_t at = 0; at < p.size; at += kBlockSize) {
+    load<Isa, dtype>(p.x, start + at, p.size - at, x);
+    for (int i = 0; i < kBlockSize; ++i) lanes[i] += x[i] * x[i];
+  }
+  for (int half = kBlockSize / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return 1.0f / std::sqrt(lanes[0] / float(p.size) + p.eps);
+}
+
+template <class Isa, Dtype dtype>
+void norm_as(const Norm& p, std::int64_t row) {
+  const std::int64_t start = row * p.size;
+  const float inverse = inverse_size<Isa, dtype>(p, start), shift = p.style == Style::shifted ? 1.0f : 0.0f;
+  alignas(64) float x[kBlockSize], weight[kBlockSize];
+  for (std::int64_t at = 0; at < p.size; at += kBlockSize) {
+    load<Isa, dtype>(p.x, start + at, p.size - at, x);
+    load<Isa, dtype>(p.weight, at, p.size - at, weight);
+    for (int i = 0; i < kBlockSize; ++i) x[i] *= inverse;
+    if (p.style == Style::inner) round_block<Isa, dtype>(x);
+    for (int i = 0; i < kBlockSize; ++i) x[i] *= shift + weight[i];
+    store<Isa, dtype>(p.y, start + at, p.size - at, x);
+  }
+}
+
+constexpr float kMostExponent = 120.0f;
+
+inline float power(std::int32_t n) { return bits_to_float(std::uint32_t(n + 127) << 23); }
+
+// Written without a call or a branch, so that a loop over it becomes vectors.
+inline float exponential(float x) {
+  x = x < kMostExponent ? x : kMostExponent;
+  x = x > -kMostExponent ? x : -kMostExponent;
+  const float shifted = x * 1.4426950408889634f + 0x1.8p23f, whole = shifted - 0x1.8p23f;
+  const std::int32_t n = std::int32_t(float_to_bits(shifted) << 10) >> 10;
+  const float r = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
+  float p = 1.0f / 5040.0f;
+  p = p * r + 1.0f / 720.0f;
+  p = p * r + 1.0f / 120.0f;
+  p = p * r + 1.0f / 24.0f;
+  p = p * r + 1.0f / 6.0f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const std::int32_t half = n >> 1;
+  return p * power(half) * power(n - half);
+}
+
+template <class Isa, Dtype dtype>
+void gate_as(const Gate& p, std::int64_t row) {
+  alignas(64) float gate[kBlockSize], up[kBlockSize];
+  const float linear = p.linear, cubic = p.cubic;
+  for (std::int64_t at = 0; at < p.size; at += kBlockSize) {
+    const std::int64_t left = p.size - at;
+    load<Isa, dtype>(p.gate, row * p.gate_row + at, left, gate);
+    load<Isa, dtype>(p.up, row * p.up_row + at, left, up);
+    for (int i = 0; i < kBlockSize; ++i) {
+      const float g = gate[i], squared = g * g, square = squared < 0x1p100f ? squared : 0x1p100f;
+      gate[i] = g / (1.0f + exponential(-(g * (linear + cubic * square))));
+    }
+    round_block<Isa, dtype>(gate);
+    for (int i = 0; i < kBlockSize; ++i) gate[i] *= up[i];
+    store<Isa, dtype>(p.y, row * p.size + at, left, gate);
+  }
+}
+
+template <class Isa>
+void norm_row(const Norm& p, std::int64_t row) {
+  switch (p.dtype) {
+    case Dtype::f32: return norm_as<Isa, Dtype::f32>(p, row);
+    case Dtype::bf16: return norm_as<Isa, Dtype::bf16>(p, row);
+    case Dtype::f16: return norm_as<Isa, Dtype::f16>(p, row);
+  }
+}
+
+template <class Isa>
+void gate_row(const Gate& p, std::int64_t row) {
+  switch (p.dtype) {
+    case Dtype::f32: return gate_as<Isa, Dtype::f32>(p, row);
+    case Dtype::bf16: return gate_as<Isa, Dtype::bf16>(p, row);
+    case Dtype::f16: return gate_as<Isa, Dtype::f16>(p, row);
+  }
+}
+
+template <class Isa>
+constexpr Kernel kernel_of(const char* name) {
+  return {name, norm_row<Isa>, gate_row<Isa>};
+}
+
+}  // namespace
+}  // namespace longgraft::rowwise
