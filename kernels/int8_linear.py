@@ -94,21 +94,20 @@ def int8_linear(x: Tensor, packed: Packed, bias: Tensor | None = None, kernel: s
     everything where the native module was not built, are computed by `twin`. Raises ValueError for x on another
     device, of another width, or where a gradient is wanted. `kernel` names the instruction set, for tests.
     """
-    if x.device.type != "cpu" or x.dim() == 0 or x.shape[-1] != packed.inputs:
+    if not x.is_cpu or x.dim() == 0 or x.shape[-1] != packed.inputs:
         raise ValueError(f"x {tuple(x.shape)} on {x.device}; expected [..., {packed.inputs}] on the CPU")
     if torch.is_grad_enabled() and x.requires_grad:
         raise ValueError("8-bit linear layers have no gradients; call them under torch.no_grad()")
     chosen = kernel or KERNEL
     if chosen is None or x.dtype not in DTYPES:
         return twin(x, packed, bias)
-    x = x.contiguous()
+    x = x if x.is_contiguous() else x.contiguous()
     bias = None if bias is None else bias.contiguous()
     y = x.new_empty((*x.shape[:-1], packed.outputs))
-    parts = (x, packed.values, packed.scale, bias, y)
-    addresses = [0 if part is None else part.data_ptr() for part in parts]
+    at = (x.data_ptr(), packed.values.data_ptr(), packed.scale.data_ptr(), bias.data_ptr() if bias is not None else 0)
     sizes = (x.numel() // packed.inputs, packed.inputs, packed.outputs)
     assert rows_linear._native is not None
-    rows_linear._native.int8_linear(chosen, addresses, sizes, DTYPES[x.dtype], torch.get_num_threads())
+    rows_linear._native.int8_linear(chosen, (*at, y.data_ptr()), sizes, DTYPES[x.dtype], torch.get_num_threads())
     return y
 
 

@@ -26,7 +26,7 @@ def pays(query: Tensor) -> bool:
     Measured with AVX-512 and without instructions for 16-bit products: 1.0 to 2.5 times as fast a round as the `cpu`
     backend from 1 to 64 rows, 128 to 8K keys (eval/LOG.md). Large prompt chunks stay with `cpu`.
     """
-    if query.shape[0] > DECODE_ROWS or query.device.type != "cpu" or rows_linear.KERNEL != "avx512":
+    if query.shape[0] > DECODE_ROWS or not query.is_cpu or rows_linear.KERNEL != "avx512":
         return False
     return query.dtype is torch.float32 or (query.dtype in DTYPES and not rows_linear.multiplies(query.dtype))
 
@@ -34,7 +34,7 @@ def pays(query: Tensor) -> bool:
 def why_not(inputs: TreeInput) -> str:
     """Return why this backend cannot take the call, or an empty string."""
     query = inputs.query
-    if query.device.type != "cpu":
+    if not query.is_cpu:
         return f"tensors are on {query.device}, it needs the CPU"
     if query.dtype not in DTYPES:
         return f"dtype {query.dtype} is not one of {', '.join(str(d) for d in DTYPES)}"

@@ -23,6 +23,7 @@ NAME = "longgraft"
 _LOAN = "_longgraft_loan"
 # What models pass besides the arguments we use, and that changes nothing for us: positions are taken from the
 # flat batch, and there is no dropout outside training.
+_USED = {"dropout", "sliding_window", "softcap", "s_aux"}
 HARMLESS = {"position_ids", "use_cache", "output_router_logits", "output_attentions", "output_hidden_states"}
 
 
@@ -146,19 +147,26 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks, softcap = options.get("s_aux"), options.get("softcap")
     spec = AttentionSpec(scale, options.get("sliding_window"), softcap, sinks)
-    rows_q, rows_k, rows_v = (x[0].transpose(0, 1) for x in (query, key, value))
-    groups = rows_q.shape[1] // rows_k.shape[1]
+    rows = tuple(x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    if len(batch.parts) == 1 and batch.parts[0].end - batch.parts[0].begin == query.shape[2]:
+        return _attend_part(module.layer_idx, batch.parts[0], rows, spec, batch.backend).unsqueeze(0), None
     # A padding row would see only itself: its output is its own value. It is dropped later anyway.
-    out = rows_v.repeat_interleave(groups, dim=1)
+    out = rows[2].repeat_interleave(rows[0].shape[1] // rows[1].shape[1], dim=1)
     for part in batch.parts:
-        q, k, v = (x[part.begin : part.end] for x in (rows_q, rows_k, rows_v))
-        part.cache.write(module.layer_idx, k, v, part.earlier)
-        prefix = part.cache.runs(module.layer_idx)
-        if part.earlier:
-            q, k, v = _behind_earlier(part, module.layer_idx, q)
-        seen = tree_attention(q, prefix, k, v, spec, mask=part.mask, positions=part.positions, backend=batch.backend)
-        out[part.begin : part.end] = seen[part.earlier :]
+        own = tuple(x[part.begin : part.end] for x in rows)
+        out[part.begin : part.end] = _attend_part(module.layer_idx, part, own, spec, batch.backend)
     return out.unsqueeze(0), None
+
+
+def _attend_part(layer: int, part: Part, rows: tuple[Tensor, ...], spec: AttentionSpec, backend: str) -> Tensor:
+    """Store K/V of a part's new rows and attend them: queries, keys and values -> [rows, Hq, Dv]."""
+    q, k, v = rows
+    part.cache.write(layer, k, v, part.earlier)
+    prefix = part.cache.runs(layer)
+    if part.earlier:
+        q, k, v = _behind_earlier(part, layer, q)
+    seen = tree_attention(q, prefix, k, v, spec, mask=part.mask, positions=part.positions, backend=backend)
+    return seen[part.earlier :] if part.earlier else seen
 
 
 def _behind_earlier(part: Part, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,10 +198,9 @@ def _understood(
         raise GraftError(f"{name}: the flat batch did not reach the attention function; this model is not supported")
     if attention_mask is not None:
         raise GraftError(f"{name}: the model built an attention mask of its own; this model is not supported")
-    known = HARMLESS | {"dropout", "sliding_window", "softcap", "s_aux"}
-    unknown = sorted(key for key, option in options.items() if option is not None and key not in known)
+    unknown = [key for key, option in options.items() if option is not None and key not in _USED and key not in HARMLESS]
     if unknown:
-        raise GraftError(f"{name}: attention option {', '.join(unknown)} is not supported")
+        raise GraftError(f"{name}: attention option {', '.join(sorted(unknown))} is not supported")
     if options.get("dropout"):
         raise GraftError(f"{name}: attention dropout is on; call model.eval() first")
     return batch

@@ -195,18 +195,22 @@ class SequenceCache:
     def write(self, layer: int, keys: Tensor, values: Tensor, behind: int = 0) -> None:
         """Write `keys [T, Hk, Dk]` and `values [T, Hk, Dv]` into T reserved rows of `layer`, from row `behind` on."""
         rows = keys.shape[0]
-        for name, new, pool in (("keys", keys, self.pool.keys), ("values", values, self.pool.values)):
-            if new.shape[1:] != pool[layer].shape[1:] or new.shape[0] != rows or behind + rows > self.reserved:
+        held = self.pool.keys[layer], self.pool.values[layer]
+        for name, new, pool in (("keys", keys, held[0]), ("values", values, held[1])):
+            if new.shape[1:] != pool.shape[1:] or new.shape[0] != rows or behind + rows > self.reserved:
                 raise ValueError(
                     f"layer {layer}: {name} are {list(new.shape)}: expected {rows} rows of "
-                    f"{list(pool[layer].shape[1:])}, {self.reserved} are reserved"
+                    f"{list(pool.shape[1:])}, {self.reserved} are reserved"
                 )
             if new.dtype != self.pool.dtype:
                 raise ValueError(f"layer {layer}: {name} are {new.dtype}, the cache holds {self.pool.dtype}")
-            done = 0
-            for start, stop in self._spans(self.length + behind, self.length + behind + rows):
-                pool[layer][start:stop].copy_(new[done : done + stop - start].detach())
-                done += stop - start
+        done = 0
+        for start, stop in self._spans(self.length + behind, self.length + behind + rows):
+            count = stop - start
+            for new, pool in zip((keys, values), held):
+                part = new if count == rows else new[done : done + count]
+                pool.narrow(0, start, count).copy_(part.detach() if part.requires_grad else part)
+            done += count
 
     def runs(self, layer: int, reserved: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Return the prefix of `layer` as views (K [n, Hk, Dk], V [n, Hk, Dv]), one per run of chunks.
@@ -217,7 +221,7 @@ class SequenceCache:
             raise ValueError(f"{reserved} reserved rows asked for, {self.reserved} are there")
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         spans = self._spans(0, self.length + reserved)
-        return [(keys[start:stop], values[start:stop]) for start, stop in spans]
+        return [(keys.narrow(0, at, end - at), values.narrow(0, at, end - at)) for at, end in spans]
 
     def keep(self, path: Sequence[int]) -> None:
         """Commit the reserved rows `path`, in this order, as the next rows of the prefix; drop the others.

@@ -34,6 +34,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = packed.inputs, packed.outputs
         self.kind = kind
+        self._packed = packed
         self.register_buffer("values", packed.values)
         self.register_buffer("scale", packed.scale)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
@@ -41,10 +42,12 @@ class Int8Linear(nn.Module):
     @property
     def packed(self) -> Packed:
         """The weight as the kernel takes it."""
-        held = self._buffers  # attribute look-ups of a module cost several times as much
+        held, known = self._buffers, self._packed  # attribute look-ups of a module cost several times as much
         values, scale = held["values"], held["scale"]
-        assert values is not None and scale is not None
-        return Packed(values, scale, self.out_features, self.in_features)
+        if known.values is not values or known.scale is not scale:  # a state was loaded by assigning tensors
+            assert values is not None and scale is not None
+            known = self._packed = Packed(values, scale, self.out_features, self.in_features)
+        return known
 
     @property
     def weight(self) -> Tensor:
