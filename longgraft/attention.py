@@ -23,8 +23,8 @@ NAME = "longgraft"
 _LOAN = "_longgraft_loan"
 # What models pass besides the arguments we use, and that changes nothing for us: positions are taken from the
 # flat batch, and there is no dropout outside training.
-_USED = {"dropout", "sliding_window", "softcap", "s_aux"}
 HARMLESS = {"position_ids", "use_cache", "output_router_logits", "output_attentions", "output_hidden_states"}
+_KNOWN = HARMLESS | {"dropout", "sliding_window", "softcap", "s_aux"}
 
 
 class RowCache(Protocol):
@@ -198,7 +198,7 @@ def _understood(
         raise GraftError(f"{name}: the flat batch did not reach the attention function; this model is not supported")
     if attention_mask is not None:
         raise GraftError(f"{name}: the model built an attention mask of its own; this model is not supported")
-    unknown = [key for key, option in options.items() if option is not None and key not in _USED and key not in HARMLESS]
+    unknown = [key for key, option in options.items() if option is not None and key not in _KNOWN]
     if unknown:
         raise GraftError(f"{name}: attention option {', '.join(sorted(unknown))} is not supported")
     if options.get("dropout"):

@@ -196,8 +196,8 @@ class SequenceCache:
         """Write `keys [T, Hk, Dk]` and `values [T, Hk, Dv]` into T reserved rows of `layer`, from row `behind` on."""
         rows = keys.shape[0]
         held = self.pool.keys[layer], self.pool.values[layer]
-        for name, new, pool in (("keys", keys, held[0]), ("values", values, held[1])):
-            if new.shape[1:] != pool.shape[1:] or new.shape[0] != rows or behind + rows > self.reserved:
+        for name, new, pool in zip(("keys", "values"), (keys, values), held):
+            if new.shape != (rows, *pool.shape[1:]) or behind + rows > self.reserved:
                 raise ValueError(
                     f"layer {layer}: {name} are {list(new.shape)}: expected {rows} rows of "
                     f"{list(pool.shape[1:])}, {self.reserved} are reserved"
@@ -206,11 +206,9 @@ class SequenceCache:
                 raise ValueError(f"layer {layer}: {name} are {new.dtype}, the cache holds {self.pool.dtype}")
         done = 0
         for start, stop in self._spans(self.length + behind, self.length + behind + rows):
-            count = stop - start
             for new, pool in zip((keys, values), held):
-                part = new if count == rows else new[done : done + count]
-                pool.narrow(0, start, count).copy_(part.detach() if part.requires_grad else part)
-            done += count
+                pool.narrow(0, start, stop - start).copy_(new.detach().narrow(0, done, stop - start))
+            done += stop - start
 
     def runs(self, layer: int, reserved: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Return the prefix of `layer` as views (K [n, Hk, Dk], V [n, Hk, Dv]), one per run of chunks.

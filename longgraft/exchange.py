@@ -34,8 +34,8 @@ class Forward:
         return self.own(*inputs, **options)
 
 
-Planned = tuple[nn.Module, Callable[[], Forward]]
-"""A module, and what makes the forward it gets."""
+Planned = tuple[nn.Module, Callable[[], Forward | None]]
+"""A module, and what makes the forward it gets, or None where it shall keep its own."""
 
 
 class Exchange:
@@ -56,7 +56,9 @@ class Exchange:
             for layer, make in self._planned:
                 forward = layer.__dict__.get("forward")
                 if forward is None:
-                    forward = layer.forward = make()  # type: ignore[assignment]
+                    forward = make()
+                    if forward is not None:
+                        layer.forward = forward
                 if isinstance(forward, Forward):
                     forward.holders += 1
                     held.append(forward)

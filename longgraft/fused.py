@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -34,15 +35,26 @@ def fused(model: nn.Module) -> list[Planned]:
     planned: list[Planned] = []
     for module in model.modules():
         look = _look_at(module)
-        if look is None or is_watched(module):
+        if look is None or _is_watched(module):
             continue
         kind = (look, _kind(module))
         if kind not in known:
             known[kind] = _verified(look, module)
         make = known[kind]
         if make is not None:
-            planned.append((module, functools.partial(make, module)))
+            planned.append((module, functools.partial(_unwatched, make, module)))
     return planned
+
+
+def _unwatched(make: Callable[[nn.Module], Forward], module: nn.Module) -> Forward | None:
+    """Make the forward, unless hooks came since the module was found."""
+    return None if _is_watched(module) else make(module)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Say whether somebody watches the module or a part of it that a fused forward does not call."""
+    unasked = (part for part in module._modules.values() if part is not None and _sizes(part) is None)
+    return is_watched(module) or any(map(is_watched, unasked))
 
 
 Look = Callable[[nn.Module], Callable[[nn.Module], Forward] | None]
@@ -72,9 +84,7 @@ def _verified(look: Look, module: nn.Module) -> Callable[[nn.Module], Forward] |
 def _kind(module: nn.Module) -> Hashable:
     """Return what modules of one kind share: class, settings, shapes, parts; not the values of weights."""
     settings = tuple((name, _setting(x)) for name, x in vars(module).items() if not name.startswith("_"))
-    tensors = tuple(
-        (name, tuple(x.shape), x.dtype, x.device) for name, x in module.named_parameters(recurse=False)
-    )
+    tensors = tuple((name, tuple(x.shape), x.dtype, x.device) for name, x in module.named_parameters(recurse=False))
     parts = tuple((name, _kind(part)) for name, part in module._modules.items() if part is not None)
     return type(module), settings, tensors, parts
 
@@ -165,19 +175,19 @@ def _mlp_of(module: nn.Module) -> Callable[[nn.Module], Forward] | None:
     linear = [name for name, size in sizes.items() if size is not None]
     others = [name for name, size in sizes.items() if size is None]
     active = module._modules[others[0]] if len(others) == 1 else None
-    if active is None or module.training or any(True for _ in active.parameters()) or is_watched(active):
+    if active is None or module.training or next(active.parameters(), None) is not None:
         return None
     tensor = next(module.parameters(), None)
-    dtype = tensor.dtype if tensor is not None else _kept(module, linear)
-    width = sizes[linear[0]]
-    if dtype is None or width is None or dtype not in rows_linear.DTYPES:
+    dtype = tensor.dtype if tensor is not None else getattr(module._modules[linear[0]], "kind", None)
+    curve = _curve(active, dtype) if dtype in rows_linear.DTYPES else None
+    orders = _orders(sizes, linear, others[0])
+    if curve is None or not isinstance(dtype, torch.dtype) or not orders:
         return None
-    rows = _rows(width[0], dtype)
-    curve = _curve(active, dtype)
-    own = type(module).forward(module, rows) if curve is not None else None
-    for parts in _orders(linear, others[0]):
-        if curve is not None and isinstance(own, Tensor) and _same(_MlpForward(module, parts, None)(rows), own):
-            return lambda layer, parts=parts: _MlpForward(layer, parts, curve)  # type: ignore[misc]
+    rows = _rows(sizes[orders[0].down][1], dtype)  # type: ignore[index]
+    own = type(module).forward(module, rows)
+    for parts in orders:
+        if _same(_MlpForward(module, parts, None)(rows), own):
+            return functools.partial(_MlpForward, parts=parts, curve=curve)
     return None
 
 
@@ -187,19 +197,15 @@ def _sizes(part: nn.Module | None) -> tuple[int, int] | None:
     return found if isinstance(found[0], int) and isinstance(found[1], int) else None  # type: ignore[return-value]
 
 
-def _kept(module: nn.Module, linear: list[str]) -> torch.dtype | None:
-    """Return the dtype that layers without parameters were made from."""
-    kind = getattr(module._modules[linear[0]], "kind", None)
-    return kind if isinstance(kind, torch.dtype) else None
-
-
-def _orders(linear: list[str], active: str) -> list[Parts]:
-    if len(linear) == 2:
-        return [Parts(linear[i], None, linear[1 - i], active) for i in (0, 1)]
-    if len(linear) != 3:
-        return []
-    chosen = [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 0, 1), (1, 2, 0), (2, 1, 0)]
-    return [Parts(linear[g], linear[u], linear[d], active) for g, u, d in chosen]
+def _orders(sizes: dict[str, Any], linear: list[str], active: str) -> list[Parts]:
+    """Return the orders in which sizes would fit."""
+    found = []
+    for gate, *up, down in itertools.permutations(linear):
+        (inputs, between), (taken, outputs) = sizes[gate], sizes[down]
+        fits = sizes[up[0]] == (inputs, between) and taken == between if up else 2 * taken == between
+        if len(linear) in (2, 3) and fits and inputs == outputs:
+            found.append(Parts(gate, up[0] if up else None, down, active))
+    return found
 
 
 def _curve(active: nn.Module, dtype: torch.dtype) -> Curve | None:
@@ -218,8 +224,9 @@ def _draws(active: nn.Module, x: Tensor, curve: Curve) -> bool:
     return torch.allclose(ours, own, rtol=(1 if x.dtype.itemsize < 4 else 16) * unit, atol=4e-6)
 
 
-def _same(ours: Any, own: Tensor) -> bool:
-    return isinstance(ours, Tensor) and torch.equal(ours.nan_to_num(), own.nan_to_num())
+def _same(ours: Any, own: Any) -> bool:
+    both = isinstance(ours, Tensor) and isinstance(own, Tensor) and ours.dtype is own.dtype
+    return both and torch.equal(ours.nan_to_num(), own.nan_to_num())
 
 
 class _MlpForward(Forward):
@@ -244,4 +251,3 @@ class _MlpForward(Forward):
         together = self.curve is not None and takes(gate, up)
         between = gated(gate, up, self.curve) if together and self.curve else active(gate) * up
         return modules[names.down](between)  # type: ignore[misc]
-
