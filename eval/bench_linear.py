@@ -7,7 +7,10 @@ read faster than torch's sum. Each call takes another
 copy of the weight, as the layers of a model would, so that it comes from memory and not from cache. Our result is
 checked against torch's, and its first row against that row computed alone.
 
-    python -m longgraft.eval.bench_linear [--threads 2] [--repeats 9] [--rows 1,2,4] [--shapes 8960x1536]
+    python -m longgraft.eval.bench_linear [--threads 2] [--repeats 9] [--rows 1,2,4] [--shapes 8960x1536] [--between]
+
+`--between` compares what lies between the layers instead: an RMS norm over a shape's in_features and a gated SiLU over
+its out_features, as torch's chains of operations and as one call; their operands stay in cache.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
+from torch.nn.functional import silu
 
 from longgraft.kernels import rows_linear as module
+from longgraft.kernels import rowwise
 from longgraft.kernels.rows_linear import is_available, rows_linear
 
 ROWS = "1,2,4,8,16,32,64,256,512"
@@ -121,6 +126,31 @@ def measure(weights: Weights, rows: int, repeats: int, rates: tuple[float, float
     )
 
 
+def between(shape: tuple[int, int], dtype: torch.dtype, rows: int, repeats: int) -> list[Line]:
+    """Time norm and gate in turn with torch's operations for them."""
+    outputs, inputs = shape
+    x, gate, up = (torch.randn(1, rows, size).to(dtype) for size in (inputs, outputs, outputs))
+    weight = torch.randn(inputs).to(dtype)
+
+    def chain() -> Tensor:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
+
+    sides = {
+        f"norm {inputs}": (chain, lambda: rowwise.norm(x, weight, 1e-6, rowwise.Style.INNER)),
+        f"gate {outputs}": (lambda: silu(gate) * up, lambda: rowwise.gated(gate, up, rowwise.SILU)),
+    }
+    lines = []
+    for name, (theirs, ours) in sides.items():
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(3 * repeats):
+            for kept, side in zip(times, (theirs, ours), strict=True):
+                kept.append(1e3 * timed(side))
+        middle, best = [statistics.median(kept) for kept in times], [min(kept) for kept in times]
+        lines.append(Line(name, str(dtype).removeprefix("torch."), rows, *middle, *best, float("nan")))
+    return lines
+
+
 def table(lines: Sequence[Line]) -> str:
     """Lay lines out for reading; `x1` is our time over our time for one row."""
     text = [
@@ -130,7 +160,7 @@ def table(lines: Sequence[Line]) -> str:
     for line in lines:
         growth = line.ours_ms / single[line.shape, line.dtype]
         text.append(
-            f"{line.shape:>12} {line.dtype:>8} {line.rows:>4} {line.torch_ms:>9.2f} {line.ours_ms:>8.2f} "
+            f"{line.shape:>12} {line.dtype:>8} {line.rows:>4} {line.torch_ms:>9.3f} {line.ours_ms:>8.3f} "
             f"{line.speedup:>6.2f}x {growth:>6.2f} {line.bound:>6.2f}"
         )
     return "\n".join(text)
@@ -142,6 +172,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--shapes", default=SHAPES)
+    parser.add_argument("--between", action="store_true")
     parser.add_argument("--dtypes", default="bfloat16,float32")
     return parser.parse_args(argv)
 
@@ -160,10 +191,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{module.KERNEL}, threads {options.threads} of {module.THREADS}; "
         f"reads {rates[0] / 1e9:.1f} GB/s, multiplies {rates[1] / 1e9:.0f} G/s"
     )
-    lines = []
+    lines: list[Line] = []
     for shape in options.shapes.split(","):
         for dtype in options.dtypes.split(","):
             outputs, inputs = map(int, shape.split("x"))
+            if options.between:
+                for rows in map(int, options.rows.split(",")):
+                    lines += between((outputs, inputs), getattr(torch, dtype), rows, options.repeats)
+                continue
             weights = Weights((outputs, inputs), getattr(torch, dtype))
             lines += [measure(weights, rows, options.repeats, rates) for rows in map(int, options.rows.split(","))]
     print(table(lines))

@@ -198,10 +198,8 @@ class SequenceCache:
         held = self.pool.keys[layer], self.pool.values[layer]
         for name, new, pool in zip(("keys", "values"), (keys, values), held):
             if new.shape != (rows, *pool.shape[1:]) or behind + rows > self.reserved:
-                raise ValueError(
-                    f"layer {layer}: {name} are {list(new.shape)}: expected {rows} rows of "
-                    f"{list(pool.shape[1:])}, {self.reserved} are reserved"
-                )
+                wanted = f"expected {rows} rows of {list(pool.shape[1:])}, {self.reserved} are reserved"
+                raise ValueError(f"layer {layer}: {name} are {list(new.shape)}: {wanted}")
             if new.dtype != self.pool.dtype:
                 raise ValueError(f"layer {layer}: {name} are {new.dtype}, the cache holds {self.pool.dtype}")
         done = 0
