@@ -55,18 +55,18 @@ class Wide(Exchange):
         return str(kernel.KERNEL) if self.layers else "torch"
 
 
-def wide(model: nn.Module, always: bool = False) -> Wide:
+def wide(model: nn.Module, always: bool = False, gates: bool = False) -> Wide:
     """Return a context within which `model`'s linear layers run on our kernel where that is faster, and what lies
     between them in one pass (`fused`).
 
     Concerned are exact `torch.nn.Linear`s with contiguous CPU weights in fp32, bf16 or fp16 (adapters' base
     layers included) of a dtype that `pays`. Calls that need gradients, autocast or other input dtypes still go
     to torch. `always` takes every dtype, for results that do not depend on the number of rows. Without a native
-    module the context does nothing.
+    module the context does nothing. `gates`: see `fused`.
     """
     dtypes = {dtype for dtype in kernel.DTYPES if pays(dtype, always)}
     layers = [layer for layer in model.modules() if _fits(layer, dtypes)]
-    return Wide(layers, fused(model))  # type: ignore[arg-type]
+    return Wide(layers, fused(model, gates))  # type: ignore[arg-type]
 
 
 def pays(dtype: torch.dtype, always: bool = False) -> bool:

@@ -7,12 +7,17 @@ from torch import nn
 from longgraft.check import probe_exact, self_check
 from longgraft.fused import fused
 from longgraft.kernels import rows_linear
-from longgraft.linear import wide
+from longgraft.linear import Wide
+from longgraft.linear import wide as default_wide
 from longgraft.quantize import quantize
 from longgraft.target import Target
 from tests.models import ARCHS, tiny_model
 
 native = pytest.mark.skipif(not rows_linear.is_available(), reason="the native kernels are not built")
+
+
+def wide(model: nn.Module, always: bool = False) -> Wide:
+    return default_wide(model, always, gates=True)
 
 
 class Norm(nn.Module):
@@ -66,7 +71,7 @@ def quiet():
 
 
 def found(module, dtype=torch.bfloat16):
-    return [part for part, _ in fused(module.to(dtype).eval())]
+    return [part for part, _ in fused(module.to(dtype).eval(), gates=True)]
 
 
 @native
@@ -209,7 +214,7 @@ def test_finding_leaves_no_trace():
     model = nn.ModuleList([Norm(), Mlp(nn.SiLU())]).bfloat16().eval()
     before = {name: x.clone() for name, x in model.state_dict().items()}
     state = torch.get_rng_state()
-    fused(model)
+    fused(model, gates=True)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
@@ -230,9 +235,16 @@ def test_models_keep_their_logits_and_have_their_norms_found(arch):
 def test_8_bit_layers_stand_in_a_gated_mlp():
     model = tiny_model("qwen2", torch.bfloat16)
     quantize(model)
+    assert sum(type(part).__name__ == "Qwen2MLP" for part in wide(model).between) == 2
     target = Target(model)
-    assert sum(type(part).__name__ == "Qwen2MLP" for part in target.linear.between) == 2
+    target.linear = wide(model)
     self_check(target)
+
+
+@native
+def test_gates_are_asked_for():
+    model = nn.ModuleList([Norm(), Mlp(nn.SiLU())]).bfloat16().eval()
+    assert default_wide(model).between == [model[0]]
 
 
 @native

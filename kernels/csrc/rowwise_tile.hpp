@@ -45,7 +45,9 @@ inline void store(void* data, std::int64_t at, std::int64_t count, const float* 
 
 template <class Isa, Dtype dtype>
 inline void round_block(float* block) {
-  if constexpr (dtype != Dtype::f32) {
+  if constexpr (dtype == Dtype::bf16) {
+    for (int i = 0; i < kBlockSize; ++i) block[i] = bits_to_float(std::uint32_t(round_bf16(block[i])) << 16);
+  } else if constexpr (dtype != Dtype::f32) {
     alignas(64) std::uint16_t rounded[kBlockSize];
     store_whole<Isa, dtype>(rounded, 0, block);
     load_whole<Isa, dtype>(rounded, 0, block);
@@ -110,9 +112,13 @@ void gate_as(const Gate& p, std::int64_t row) {
     const std::int64_t left = p.size - at;
     load<Isa, dtype>(p.gate, row * p.gate_row + at, left, gate);
     load<Isa, dtype>(p.up, row * p.up_row + at, left, up);
-    for (int i = 0; i < kBlockSize; ++i) {
-      const float g = gate[i], squared = g * g, square = squared < 0x1p100f ? squared : 0x1p100f;
-      gate[i] = g / (1.0f + exponential(-(g * (linear + cubic * square))));
+    if (cubic == 0.0f) {
+      for (int i = 0; i < kBlockSize; ++i) gate[i] = gate[i] / (1.0f + exponential(-(gate[i] * linear)));
+    } else {
+      for (int i = 0; i < kBlockSize; ++i) {
+        const float g = gate[i], squared = g * g, square = squared < 0x1p100f ? squared : 0x1p100f;
+        gate[i] = g / (1.0f + exponential(-(g * (linear + cubic * square))));
+      }
     }
     round_block<Isa, dtype>(gate);
     for (int i = 0; i < kBlockSize; ++i) gate[i] *= up[i];
