@@ -146,8 +146,9 @@ def between(shape: tuple[int, int], dtype: torch.dtype, rows: int, repeats: int)
         for _ in range(3 * repeats):
             for kept, side in zip(times, (theirs, ours), strict=True):
                 kept.append(1e3 * timed(side))
-        middle, best = [statistics.median(kept) for kept in times], [min(kept) for kept in times]
-        lines.append(Line(name, str(dtype).removeprefix("torch."), rows, *middle, *best, float("nan")))
+        (torch_ms, ours_ms), (torch_best, ours_best) = map(statistics.median, times), map(min, times)
+        kind = str(dtype).removeprefix("torch.")
+        lines.append(Line(name, kind, rows, torch_ms, ours_ms, torch_best, ours_best, float("nan")))
     return lines
 
 

@@ -28,7 +28,8 @@ def fused(model: nn.Module, gates: bool = False) -> list[Planned]:
 
     Modules with hooks or a forward of their own are left out, as is everything where there is no native module or
     torch computes on threads we cannot have. `gates`: gated MLPs as well; off, since measured with silu in bf16 their
-    kernel takes 1.0 to 1.4 times torch's time, which one call less did not make up for. Runs each kind of module once on a few random rows.
+    kernel takes 1.0 to 1.4 times torch's time, which one call less did not make up for.
+    Runs each kind of module once on a few random rows.
     """
     if not rows_linear.is_available() or (rows_linear.THREADS == "none" and torch.get_num_threads() > 1):
         return []
