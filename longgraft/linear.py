@@ -1,4 +1,4 @@
-"""Linear layers of a model, and what lies between them, computed by our kernels for as long as a context lasts.
+"""Linear layers and norms of a model, computed by our kernels for as long as a context lasts.
 
 Knows no architecture: every exact `torch.nn.Linear` is a matrix and nothing more. The one idea: verification
 sends a few rows through every layer, which torch does slowly where the processor has no instructions for the
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.exchange import Exchange, Forward, Planned
-from longgraft.fused import fused
 from longgraft.kernels import rows_linear as kernel
+from longgraft.norms import norms
 
 
 def output_rows(layer: Any) -> int:
@@ -39,9 +39,9 @@ class _RowsForward(Forward):
 class Wide(Exchange):
     """A context in which the fitting modules of one model run on our kernels; made by `wide`.
 
-    `layers` are the linear layers concerned, `between` the norms and gated MLPs; `name` says for stats what computes
-    the layers. May be entered repeatedly and nested; the modules get their own `forward` back when the last context
-    on them closes, however it closes.
+    `layers` are the linear layers concerned, `between` the norms; `name` says for stats what computes the layers. May
+    be entered repeatedly and nested; the modules get their own `forward` back when the last context on them closes,
+    however it closes.
     """
 
     def __init__(self, layers: list[nn.Linear], between: Sequence[Planned] = ()) -> None:
@@ -55,18 +55,18 @@ class Wide(Exchange):
         return str(kernel.KERNEL) if self.layers else "torch"
 
 
-def wide(model: nn.Module, always: bool = False, gates: bool = False) -> Wide:
-    """Return a context within which `model`'s linear layers run on our kernel where that is faster, and what lies
-    between them in one pass (`fused`).
+def wide(model: nn.Module, always: bool = False) -> Wide:
+    """Return a context within which `model`'s linear layers run on our kernel where that is faster, and its norms
+    in one call each.
 
     Concerned are exact `torch.nn.Linear`s with contiguous CPU weights in fp32, bf16 or fp16 (adapters' base
     layers included) of a dtype that `pays`. Calls that need gradients, autocast or other input dtypes still go
     to torch. `always` takes every dtype, for results that do not depend on the number of rows. Without a native
-    module the context does nothing. `gates`: see `fused`.
+    module the context does nothing.
     """
     dtypes = {dtype for dtype in kernel.DTYPES if pays(dtype, always)}
     layers = [layer for layer in model.modules() if _fits(layer, dtypes)]
-    return Wide(layers, fused(model, gates))  # type: ignore[arg-type]
+    return Wide(layers, norms(model))  # type: ignore[arg-type]
 
 
 def pays(dtype: torch.dtype, always: bool = False) -> bool:

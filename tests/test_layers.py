@@ -21,7 +21,7 @@ LAYERS = [
         "memory",
         "linear",
         "exchange",
-        "fused",
+        "norms",
         "quantize",
         "history",
         "references",

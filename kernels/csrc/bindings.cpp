@@ -1,4 +1,4 @@
-// Python's view: addresses and sizes in, nothing out. kernels/rows_linear.py, int8_linear.py, rowwise.py and
+// Python's view: addresses and sizes in, nothing out. kernels/rows_linear.py, int8_linear.py, rms_norm.py and
 // native.py check them.
 
 #include <nanobind/nanobind.h>
@@ -12,7 +12,7 @@
 #include "int8.hpp"
 #include "processor.hpp"
 #include "rows_linear.hpp"
-#include "rowwise.hpp"
+#include "norm.hpp"
 #include "team.hpp"
 
 namespace nb = nanobind;
@@ -104,19 +104,11 @@ void attend(const std::string& kernel, int threads, int dtype, const std::array<
 
 void norm(const char* kernel, Address x, Address weight, Address y, std::int64_t rows, std::int64_t size, int dtype,
           int style, float eps, int threads) {
-  const rowwise::Norm problem{reinterpret_cast<const void*>(x), reinterpret_cast<const void*>(weight),
+  const rms::Norm problem{reinterpret_cast<const void*>(x), reinterpret_cast<const void*>(weight),
                               reinterpret_cast<void*>(y),       rows,
                               size,                             static_cast<Dtype>(dtype),
-                              static_cast<rowwise::Style>(style), eps};
-  if (!rowwise::norm(kernel, problem, threads)) throw nb::value_error("this processor or build has no such kernel");
-}
-
-void gate(const char* kernel, Address gate, Address up, Address y, std::int64_t rows, std::int64_t size,
-          std::int64_t gate_row, std::int64_t up_row, int dtype, float linear, float cubic, int threads) {
-  const rowwise::Gate problem{reinterpret_cast<const void*>(gate), reinterpret_cast<const void*>(up),
-                              reinterpret_cast<void*>(y), rows, size, gate_row, up_row, static_cast<Dtype>(dtype),
-                              linear, cubic};
-  if (!rowwise::gate(kernel, problem, threads)) throw nb::value_error("this processor or build has no such kernel");
+                              static_cast<rms::Style>(style), eps};
+  if (!rms::norm(kernel, problem, threads)) throw nb::value_error("this processor or build has no such kernel");
 }
 
 }  // namespace
@@ -129,6 +121,5 @@ NB_MODULE(_native, m) {
   m.def("best_int8_kernel", best_int8_kernel);
   m.def("int8_linear", int8_linear, nb::call_guard<nb::gil_scoped_release>());
   m.def("norm", norm, nb::call_guard<nb::gil_scoped_release>());
-  m.def("gate", gate, nb::call_guard<nb::gil_scoped_release>());
   m.def("attend", attend, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -1,6 +1,6 @@
-// Picks a row-wise kernel for this processor and cuts the rows for the threads.
+// Picks a norm kernel for this processor and cuts the rows for the threads.
 
-#include "rowwise.hpp"
+#include "norm.hpp"
 
 #include <atomic>
 #include <cstring>
@@ -9,7 +9,7 @@
 #include "processor.hpp"
 #include "team.hpp"
 
-namespace longgraft::rowwise {
+namespace longgraft::rms {
 namespace {
 
 constexpr std::int64_t kAlone = 1 << 15;  // fewer elements than this are computed by the caller alone
@@ -23,10 +23,9 @@ const Kernel* find(const char* name) {
   return nullptr;
 }
 
-template <class Problem>
 struct Shared {
-  const Problem& problem;
-  void (*compute)(const Problem&, std::int64_t row);
+  const Norm& problem;
+  void (*compute)(const Norm&, std::int64_t row);
   std::atomic<std::int64_t> taken{0};
 
   static void run(void* context) {
@@ -36,24 +35,14 @@ struct Shared {
   }
 };
 
-template <class Problem>
-void each_row(const Problem& problem, void (*compute)(const Problem&, std::int64_t), int threads) {
-  Shared<Problem> shared{problem, compute};
-  run_team(problem.rows * problem.size < kAlone ? 1 : threads, Shared<Problem>::run, &shared);
-}
-
 }  // namespace
 
 bool norm(const char* name, const Norm& problem, int threads) {
   const Kernel* kernel = find(name);
-  if (kernel) each_row(problem, kernel->norm, threads);
-  return kernel != nullptr;
+  if (!kernel) return false;
+  Shared shared{problem, kernel->norm};
+  run_team(problem.rows * problem.size < kAlone ? 1 : threads, Shared::run, &shared);
+  return true;
 }
 
-bool gate(const char* name, const Gate& problem, int threads) {
-  const Kernel* kernel = find(name);
-  if (kernel) each_row(problem, kernel->gate, threads);
-  return kernel != nullptr;
-}
-
-}  // namespace longgraft::rowwise
+}  // namespace longgraft::rms

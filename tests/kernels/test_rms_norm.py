@@ -1,14 +1,13 @@
-"""RMS norm and gated activation: the kernels are their twins bit for bit, rows are strangers to one another."""
+"""RMS norm: the kernels are the twin, bit for bit, rows are strangers to one another."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
 
-from longgraft.kernels import rows_linear, rowwise
+from longgraft.kernels import rms_norm, rows_linear
+from longgraft.kernels.rms_norm import Style, norm, norm_twin, takes
 from longgraft.kernels.rows_linear import DTYPES
-from longgraft.kernels.rowwise import CURVES, GELU_TANH, SILU, Style, gated, gated_twin, norm, norm_twin, takes
 
 ORDER = ["avx512", "avx2", "plain"]
 KERNELS = ORDER[ORDER.index(rows_linear.KERNEL) :] if rows_linear.KERNEL else []
@@ -41,15 +40,11 @@ def same(ours: torch.Tensor, other: torch.Tensor) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_instruction_set_computes_the_twins_bits(size, dtype, kernel):
-    x, other, weight = rows(9, size, dtype), rows(9, size, dtype), torch.randn(size).to(dtype)
+    x, weight = rows(9, size, dtype), torch.randn(size).to(dtype)
     for style in Style:
         expected = norm_twin(x, weight, 1e-6, style)
         assert same(norm(x, weight, 1e-6, style, kernel), expected), style
         assert same(norm(x[4:5], weight, 1e-6, style, kernel), expected[4:5]), style
-    for curve in CURVES:
-        expected = gated_twin(x, other, curve)
-        assert same(gated(x, other, curve, kernel), expected), curve
-        assert same(gated(x[4:5], other[4:5], curve, kernel), expected[4:5]), curve
 
 
 @native
@@ -60,28 +55,20 @@ def test_any_size_agrees_with_one_row_at_a_time(count, size, dtype, style):
     together = norm(x, weight, 1e-5, style)
     assert same(together, torch.cat([norm(row[None], weight, 1e-5, style) for row in x]))
     assert same(together, norm_twin(x, weight, 1e-5, style))
-    up = x.flip(0)
-    assert same(gated(x, up, SILU), torch.cat([gated(a[None], b[None], SILU) for a, b in zip(x, up)]))
 
 
 @native
 def test_threads_change_nothing():
     x, weight = rows(600, 128, torch.bfloat16), torch.randn(128).bfloat16()
-    expected = norm(x, weight, 1e-6, Style.INNER), gated(x, x, SILU)
+    expected = norm(x, weight, 1e-6, Style.INNER)
     torch.set_num_threads(2)
-    assert same(norm(x, weight, 1e-6, Style.INNER), expected[0])
-    assert same(gated(x, x, SILU), expected[1])
+    assert same(norm(x, weight, 1e-6, Style.INNER), expected)
 
 
 @native
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_are_those_of_torch(dtype):
     unit = torch.finfo(dtype).eps
-    x, up = torch.linspace(-30, 30, 4001).to(dtype), torch.ones(4001).to(dtype)
-    for curve, own in ((SILU, functional.silu), (GELU_TANH, lambda x: functional.gelu(x, approximate="tanh"))):
-        exact = own(x.double())
-        # The usual gelu cancels far below zero in double as well.
-        assert torch.allclose(gated(x, up, curve).double(), exact, rtol=4 * unit, atol=1e-7), curve
     x, weight = torch.randn(5, 100).to(dtype), torch.rand(100).to(dtype)
     scaled = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
     for style, factor in ((Style.INNER, weight), (Style.OUTER, weight), (Style.SHIFTED, 1 + weight.double())):
@@ -99,29 +86,14 @@ def test_what_is_not_finite_stays_in_its_row(kernel):
     assert y[1].isnan().all()
     assert same(y, norm_twin(x, torch.ones(70), 1e-6, Style.OUTER))
     assert y[0].isfinite().all() and y[3].isfinite().all()
-    special = torch.tensor([inf, -inf, nan, 1e30, -1e30, 3e38, -3e38, 0.0, -0.0, 1e-40])
-    for curve in CURVES:
-        ours = gated(special, torch.ones(10), curve, kernel)
-        assert same(ours, gated_twin(special, torch.ones(10), curve)), curve
-        assert ours[0] == inf and ours[1].isnan() and ours[2].isnan() and ours[3] == special[3]
-        assert ours[4] == 0.0 and (ours[7:9] == 0.0).all()
 
 
 @native
-def test_halves_of_rows_and_other_layouts_are_read_in_place_or_copied():
-    both = torch.randn(1, 6, 40).bfloat16()
-    gate, up = both.chunk(2, dim=-1)
-    expected = gated(gate.contiguous(), up.contiguous(), SILU)
-    assert torch.equal(gated(gate, up, SILU), expected)
-    turned = torch.randn(20, 6).bfloat16().T
-    assert torch.equal(gated(turned, up[0], SILU), gated(turned.contiguous(), up[0].contiguous(), SILU))
-    many = torch.randn(3, 6, 40).bfloat16().chunk(2, dim=-1)
-    assert torch.equal(gated(*many, GELU_TANH), gated_twin(*many, GELU_TANH))
+def test_other_layouts_are_copied():
     heads = torch.randn(1, 5, 4, 16).bfloat16().transpose(1, 2)
     weight = torch.randn(16).bfloat16()
     assert torch.equal(norm(heads, weight, 1e-6, Style.INNER), norm_twin(heads, weight, 1e-6, Style.INNER))
-    assert gated(both[:, :0], both[:, :0], SILU).shape == (1, 0, 40)
-    assert norm(both[:, :0], torch.ones(40).bfloat16(), 1e-6, Style.INNER).shape == (1, 0, 40)
+    assert norm(heads[:, :0], weight, 1e-6, Style.INNER).shape == (1, 0, 5, 16)
 
 
 @native
@@ -143,12 +115,10 @@ def test_what_is_taken():
 def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"weight \(4,\)"):
         norm(torch.randn(2, 3), torch.ones(4), 1e-6, Style.INNER)
-    with pytest.raises(ValueError, match="expected one shape"):
-        gated(torch.randn(2, 3), torch.randn(2, 4), SILU)
     with pytest.raises(ValueError, match="no such kernel"):
-        gated(torch.randn(2, 3), torch.randn(2, 3), SILU, "sse")
+        norm(torch.randn(2, 3), torch.ones(3), 1e-6, Style.INNER, "sse")
 
 
 def test_without_a_native_module_nothing_is_taken(monkeypatch):
     monkeypatch.setattr(rows_linear, "KERNEL", None)
-    assert not rowwise.takes(torch.randn(2))
+    assert not rms_norm.takes(torch.randn(2))

@@ -1,8 +1,8 @@
 // The plain kernel: for processors without a kernel of their own and for tests.
 
-#include "rowwise_tile.hpp"
+#include "norm_tile.hpp"
 
-namespace longgraft::rowwise {
+namespace longgraft::rms {
 namespace {
 
 struct Plain {
@@ -18,4 +18,4 @@ struct Plain {
 
 const Kernel plain_kernel = kernel_of<Plain>("plain");
 
-}  // namespace longgraft::rowwise
+}  // namespace longgraft::rms

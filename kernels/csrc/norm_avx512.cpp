@@ -1,26 +1,26 @@
-// AVX2: the plain loops, compiled for it.
+// AVX-512: the plain loops, compiled for it.
 
 #include <cmath>
 
-#include "rowwise.hpp"
+#include "norm.hpp"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 
 // Only what stands between these pragmas may use the wider instructions.
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #endif
 
-#include "rowwise_tile.hpp"
+#include "norm_tile.hpp"
 
-namespace longgraft::rowwise {
+namespace longgraft::rms {
 namespace {
 
-struct Avx2 {
+struct Avx512 {
   static void widen(const std::uint16_t* from, float* to) {
     for (int i = 0; i < kBlockSize; i += 8)
       _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
@@ -33,9 +33,9 @@ struct Avx2 {
 
 }  // namespace
 
-const Kernel avx2_kernel = kernel_of<Avx2>("avx2");
+const Kernel avx512_kernel = kernel_of<Avx512>("avx512");
 
-}  // namespace longgraft::rowwise
+}  // namespace longgraft::rms
 
 #ifdef __clang__
 #pragma clang attribute pop
@@ -43,7 +43,7 @@ const Kernel avx2_kernel = kernel_of<Avx2>("avx2");
 #pragma GCC pop_options
 #endif
 #else
-namespace longgraft::rowwise {
-const Kernel avx2_kernel{nullptr, nullptr, nullptr};
+namespace longgraft::rms {
+const Kernel avx512_kernel{nullptr, nullptr};
 }
 #endif

@@ -1,13 +1,13 @@
-// The row-wise kernels for any instruction set, as plain loops over blocks. Included by one source file per set,
+// The norm's kernels for any instruction set, as plain loops over blocks. Included by one source file per set,
 // between the pragmas that allow its instructions, so that the compiler makes vectors of that set. `Isa` says how
 // fp16 is widened and rounded: widen(from, to), narrow(from, to), each of a whole block.
 #pragma once
 
 #include <cmath>
 
-#include "rowwise.hpp"
+#include "norm.hpp"
 
-namespace longgraft::rowwise {
+namespace longgraft::rms {
 namespace {
 
 constexpr int kBlockSize = int(kBlockElements);
@@ -81,51 +81,6 @@ void norm_as(const Norm& p, std::int64_t row) {
   }
 }
 
-constexpr float kMostExponent = 120.0f;
-
-inline float power(std::int32_t n) { return bits_to_float(std::uint32_t(n + 127) << 23); }
-
-// Written without a call or a branch, so that a loop over it becomes vectors.
-inline float exponential(float x) {
-  x = x < kMostExponent ? x : kMostExponent;
-  x = x > -kMostExponent ? x : -kMostExponent;
-  const float shifted = x * 1.4426950408889634f + 0x1.8p23f, whole = shifted - 0x1.8p23f;
-  const std::int32_t n = std::int32_t(float_to_bits(shifted) << 10) >> 10;
-  const float r = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
-  float p = 1.0f / 5040.0f;
-  p = p * r + 1.0f / 720.0f;
-  p = p * r + 1.0f / 120.0f;
-  p = p * r + 1.0f / 24.0f;
-  p = p * r + 1.0f / 6.0f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const std::int32_t half = n >> 1;
-  return p * power(half) * power(n - half);
-}
-
-template <class Isa, Dtype dtype>
-void gate_as(const Gate& p, std::int64_t row) {
-  alignas(64) float gate[kBlockSize], up[kBlockSize];
-  const float linear = p.linear, cubic = p.cubic;
-  for (std::int64_t at = 0; at < p.size; at += kBlockSize) {
-    const std::int64_t left = p.size - at;
-    load<Isa, dtype>(p.gate, row * p.gate_row + at, left, gate);
-    load<Isa, dtype>(p.up, row * p.up_row + at, left, up);
-    if (cubic == 0.0f) {
-      for (int i = 0; i < kBlockSize; ++i) gate[i] = gate[i] / (1.0f + exponential(-(gate[i] * linear)));
-    } else {
-      for (int i = 0; i < kBlockSize; ++i) {
-        const float g = gate[i], squared = g * g, square = squared < 0x1p100f ? squared : 0x1p100f;
-        gate[i] = g / (1.0f + exponential(-(g * (linear + cubic * square))));
-      }
-    }
-    round_block<Isa, dtype>(gate);
-    for (int i = 0; i < kBlockSize; ++i) gate[i] *= up[i];
-    store<Isa, dtype>(p.y, row * p.size + at, left, gate);
-  }
-}
-
 template <class Isa>
 void norm_row(const Norm& p, std::int64_t row) {
   switch (p.dtype) {
@@ -136,18 +91,9 @@ void norm_row(const Norm& p, std::int64_t row) {
 }
 
 template <class Isa>
-void gate_row(const Gate& p, std::int64_t row) {
-  switch (p.dtype) {
-    case Dtype::f32: return gate_as<Isa, Dtype::f32>(p, row);
-    case Dtype::bf16: return gate_as<Isa, Dtype::bf16>(p, row);
-    case Dtype::f16: return gate_as<Isa, Dtype::f16>(p, row);
-  }
-}
-
-template <class Isa>
 constexpr Kernel kernel_of(const char* name) {
-  return {name, norm_row<Isa>, gate_row<Isa>};
+  return {name, norm_row<Isa>};
 }
 
 }  // namespace
-}  // namespace longgraft::rowwise
+}  // namespace longgraft::rms
