@@ -1,4 +1,7 @@
-"""Loads a target and its tokenizer: a hub id, a local folder or a GGUF file. Every failure is one sentence."""
+"""Loads a target and its tokenizer: a hub id, a local folder or a GGUF file. Every failure is one sentence.
+
+Knows names, dtypes and devices, not files. The one idea: whatever could go wrong later is asked for first.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import torch
 from safetensors import SafetensorError
 
 from longgraft.config import GraftError
-from longgraft.memory import require, weight_bytes
-from longgraft.quantize import quantized
+from longgraft.load_lazily import generation_config, gguf_weights, int8_weights, read
+from longgraft.memory import loading_bytes, require, skeleton
+from longgraft.quantize import Int8Linear, quantized, replaceable
 
 DTYPES = {
     "float32": torch.float32,
@@ -29,6 +33,8 @@ def load(name: str, dtype: str = "auto", device: str | None = None, quantize: st
 
     `name`: hub id, folder, `FILE.gguf` or `hub/id:FILE.gguf`. `dtype`: `auto` (as stored; GGUF: bfloat16) or a
     key of `DTYPES`. `quantize`: "int8" gives it 8-bit linear weights (CPU only; see `longgraft.quantize`).
+    Of a GGUF file, and of safetensors for "int8", one tensor after the other is read and put in its place, packed if
+    it is to be; where that is not possible (`longgraft.load_lazily` says when) the whole model is read, then packed.
     """
     if quantize not in (None, "int8"):
         raise GraftError(f"quantize {quantize!r}: expected int8, or nothing")
@@ -37,8 +43,7 @@ def load(name: str, dtype: str = "auto", device: str | None = None, quantize: st
     source, options = _source(name)
     try:
         place = device or ("cpu" if quantize or not torch.cuda.is_available() else "cuda")
-        model, tokenizer = _load(source, options, dtype, torch.device(place))
-        return quantized(model) if quantize else model, tokenizer
+        return _load(source, options, dtype, torch.device(place), quantize)
     except GraftError:
         raise
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError, SafetensorError) as error:
@@ -80,31 +85,50 @@ def _source(name: str) -> tuple[str, dict[str, str]]:
     return repository, {"gguf_file": file}
 
 
-def _load(source: str, options: dict[str, Any], dtype: str, device: torch.device) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+def _load(
+    source: str, options: dict[str, Any], dtype: str, device: torch.device, quantize: str | None
+) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoTokenizer
 
+    if quantize and device.type != "cpu":
+        raise GraftError(f"8-bit weights need the whole model on the CPU; asked for {device}")
+    file = options.get("gguf_file")
     config = AutoConfig.from_pretrained(source, **options)
     if dtype == "auto":
         stored = getattr(config, "dtype", None)
         wanted = stored if isinstance(stored, torch.dtype) and not options else torch.bfloat16
     else:
         wanted = DTYPES[dtype]
-    advice = "choose a smaller model or dtype, or free memory"
-    require(
-        f"loading {source} in {str(wanted).removeprefix('torch.')}",
-        weight_bytes(config, wanted),
-        device,
-        advice,
-    )
+    empty = skeleton(config)
+    weights = gguf_weights(source, file, empty, wanted) if file else int8_weights(source, config, quantize)
+    what = f"loading {source} in {'int8' if quantize else str(wanted).removeprefix('torch.')}"
+    needed = loading_bytes(empty, wanted, quantize, file is not None, weights is not None)
+    require(what, needed, device, "choose a smaller model or dtype, or free memory")
+    kind = type(empty)
+    del empty
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    model_options = dict(options)
-    if options:
-        model_options["quantization_config"] = _dequantized()
-    model_options |= {"config": config, "dtype": wanted, "output_loading_info": True}
-    model, found = AutoModelForCausalLM.from_pretrained(source, **model_options)
-    refuse_incomplete(found["missing_keys"])
+    if weights is None:
+        model, missing = _read_at_once(source, options, config, wanted)
+    else:
+        model, missing = read(weights, kind, config, wanted, quantize)
+        if file is None:
+            model.generation_config = generation_config(source)
+    refuse_incomplete(missing)
     refuse_mismatch(model, tokenizer)
+    if quantize and (replaceable(model) or not any(isinstance(layer, Int8Linear) for layer in model.modules())):
+        quantized(model)
     return model.to(device).eval(), tokenizer
+
+
+def _read_at_once(source: str, options: dict[str, Any], config: Any, dtype: torch.dtype) -> tuple[Any, Collection[str]]:
+    """Return the model as transformers loads it, and the names of the weights that it lacks."""
+    from transformers import AutoModelForCausalLM
+
+    more = {**options, "quantization_config": _dequantized()} if options else {}
+    model, found = AutoModelForCausalLM.from_pretrained(
+        source, config=config, dtype=dtype, output_loading_info=True, **more
+    )
+    return model, found["missing_keys"]
 
 
 def _dequantized() -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from longgraft.config import GraftError
+from longgraft.quantize import int8_bytes, replaceable
 
 GIB = 1024**3
 # Automaton, successor rows and token lists, in bytes a token of context (measured: eval/LOG.md).
@@ -38,10 +39,35 @@ def require(what: str, needed: int, device: torch.device, advice: str) -> None:
         raise GraftError(f"{what} needs {needed / GIB:.1f} GiB, {free / GIB:.1f} free on {device}; {advice}")
 
 
-def weight_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of a causal LM's weights, counted on a model without storage."""
+def skeleton(config: Any) -> Any:
+    """Return the causal LM that a config describes, without storage."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(p.numel() for p in model.parameters()) * dtype.itemsize
+        return AutoModelForCausalLM.from_config(config)
+
+
+def weight_bytes(model: Any, dtype: torch.dtype, quantize: str | None = None) -> int:
+    """Return the bytes of a model's weights in `dtype`, those of its linear layers in 8 bits for "int8"."""
+    total: int = sum(p.numel() for p in model.parameters()) * dtype.itemsize
+    if quantize is None:
+        return total
+    embeddings = model.get_input_embeddings().weight
+    for layer in {id(layer): layer for layer in map(model.get_submodule, replaceable(model))}.values():
+        total += int8_bytes(*layer.weight.shape)
+        if layer.weight is not embeddings:  # else it gets an 8-bit copy
+            total -= layer.weight.numel() * dtype.itemsize
+    return total
+
+
+def loading_bytes(model: Any, dtype: torch.dtype, quantize: str | None, gguf: bool, lazily: bool) -> int:
+    """Return the bytes that loading takes at its peak; `lazily`: tensors are read when their turn comes.
+
+    Beside the weights: for "int8", the one that is being packed. For a GGUF file read at once, the largest tensor
+    twice in fp32 (measured: eval/LOG.md).
+    """
+    largest = max(p.numel() for p in model.parameters())
+    kept = weight_bytes(model, dtype, quantize)
+    if not lazily:
+        kept = max(kept, weight_bytes(model, dtype))
+    return kept + (largest * dtype.itemsize if quantize else 0) + (largest * 8 if gguf and not lazily else 0)

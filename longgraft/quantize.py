@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.config import GraftError
-from longgraft.kernels.int8_linear import Packed, dequantized, int8_linear, pack
+from longgraft.kernels.int8_linear import PANEL, STEP, Packed, dequantized, int8_linear, pack
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -168,8 +168,24 @@ def _require(model: nn.Module, names: list[str]) -> None:
         raise GraftError(f"{type(model).__name__}: no torch.nn.Linear to quantise, or all are kept")
     for name in names:
         for part, tensor in model.get_submodule(name).named_parameters():
-            if not bool(torch.stack(torch.aminmax(tensor.detach())).float().isfinite().all()):
-                raise GraftError(f"{name}.{part}: infinite or undefined values; expected finite weights to quantise")
+            require_finite(f"{name}.{part}", tensor)
+
+
+def require_finite(name: str, tensor: Tensor) -> None:
+    """Raise a `GraftError` that names the tensor if it has values that are not finite."""
+    if not bool(torch.stack(torch.aminmax(tensor.detach())).float().isfinite().all()):
+        raise GraftError(f"{name}: infinite or undefined values; expected finite weights to quantise")
+
+
+def replaceable(model: nn.Module) -> list[str]:
+    """Return the names of the layers that `quantize` would replace; a layer with two names is there twice."""
+    return _chosen(model, ())[0]
+
+
+def int8_bytes(outputs: int, inputs: int) -> int:
+    """Return the bytes that the 8-bit weight of a layer takes; see `Packed`."""
+    panels = -(-outputs // PANEL)
+    return panels * PANEL * (-(-inputs // STEP) * STEP + 4)
 
 
 def _made(layer: nn.Linear) -> Int8Linear:
