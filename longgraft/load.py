@@ -5,7 +5,9 @@ Knows names, dtypes and devices, not files. The one idea: whatever could go wron
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import torch
 from safetensors import SafetensorError
 
 from longgraft.config import GraftError
-from longgraft.load_lazily import generation_config, gguf_weights, int8_weights, read
+from longgraft.gguf_header import quick_headers
+from longgraft.load_lazily import TELLING, generation_config, gguf_weights, int8_weights, read
 from longgraft.memory import loading_bytes, require, skeleton
 from longgraft.quantize import Int8Linear, quantized, replaceable
 
@@ -26,6 +29,17 @@ DTYPES = {
     "fp16": torch.float16,
     "float64": torch.float64,
 }
+# What libraries raise for files that are not what they should be.
+FAILURES = (
+    OSError,
+    ValueError,
+    LookupError,
+    ImportError,
+    RuntimeError,
+    AssertionError,
+    SafetensorError,
+    struct.error,
+)
 
 
 def load(name: str, dtype: str = "auto", device: str | None = None, quantize: str | None = None) -> tuple[Any, Any]:
@@ -43,10 +57,11 @@ def load(name: str, dtype: str = "auto", device: str | None = None, quantize: st
     source, options = _source(name)
     try:
         place = device or ("cpu" if quantize or not torch.cuda.is_available() else "cuda")
-        return _load(source, options, dtype, torch.device(place), quantize)
+        with quick_headers() if options else nullcontext():
+            return _load(source, options, dtype, torch.device(place), quantize)
     except GraftError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError, SafetensorError) as error:
+    except FAILURES as error:
         reason = " ".join(str(error).split())[:300]
         raise GraftError(f"model {name!r} could not be loaded: {reason}") from error
 
@@ -108,27 +123,29 @@ def _load(
     del empty
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
     if weights is None:
-        model, missing = _read_at_once(source, options, config, wanted)
+        model, found = _read_at_once(source, options, config, wanted)
     else:
-        model, missing = read(weights, kind, config, wanted, quantize)
+        model, found = read(weights, kind, config, wanted, quantize)
+        model.name_or_path = model.config.name_or_path = source
         if file is None:
             model.generation_config = generation_config(source)
-    refuse_incomplete(missing)
+    refuse_incomplete(found["missing_keys"])
+    refuse_other_shapes(found["mismatched_keys"])
     refuse_mismatch(model, tokenizer)
     if quantize and (replaceable(model) or not any(isinstance(layer, Int8Linear) for layer in model.modules())):
         quantized(model)
     return model.to(device).eval(), tokenizer
 
 
-def _read_at_once(source: str, options: dict[str, Any], config: Any, dtype: torch.dtype) -> tuple[Any, Collection[str]]:
-    """Return the model as transformers loads it, and the names of the weights that it lacks."""
+def _read_at_once(source: str, options: dict[str, Any], config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """Return the model as transformers loads it, and what it found."""
     from transformers import AutoModelForCausalLM
 
-    more = {**options, "quantization_config": _dequantized()} if options else {}
-    model, found = AutoModelForCausalLM.from_pretrained(
-        source, config=config, dtype=dtype, output_loading_info=True, **more
-    )
-    return model, found["missing_keys"]
+    more = {**options, **TELLING}
+    if options:
+        more["quantization_config"] = _dequantized()
+    model, found = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype, **more)
+    return model, found
 
 
 def _dequantized() -> Any:
@@ -145,6 +162,16 @@ def refuse_incomplete(missing: Collection[str]) -> None:
         raise GraftError(
             f"the weights lack {len(missing)} tensors the model needs, {min(missing)} among them; "
             "expected a complete checkpoint: fetch it again"
+        )
+
+
+def refuse_other_shapes(mismatched: Collection[tuple[str, Any, Any]]) -> None:
+    """Raise if weights have shapes that are not the model's, given as (name, shape there, shape expected)."""
+    if mismatched:
+        name, there, expected = min(mismatched)
+        raise GraftError(
+            f"{len(mismatched)} weights do not fit the model, {name} among them: {list(there)}, expected "
+            f"{list(expected)}; its config and its weights do not belong together: fetch both again"
         )
 
 

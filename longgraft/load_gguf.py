@@ -8,7 +8,6 @@ time, straight into the dtype wanted.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -63,7 +62,7 @@ class Stored:
         size = int(quant_shape_to_byte_shape(self.shape, self.kind)[-1])
         data = np.fromfile(self.path, np.uint8, (end - begin) * size, offset=self.offset + begin * size)
         if len(data) < (end - begin) * size:
-            raise _cut_off(self.path, self.name)
+            raise GraftError(f"{self.path.name} ends within {self.name}: expected a complete file; fetch it again")
         plain = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
         return dequantize(data.reshape(end - begin, size).view(plain.get(self.kind, np.uint8)), self.kind)
 
@@ -72,37 +71,46 @@ def stored(path: Path, model: Any, dtype: torch.dtype) -> dict[str, Stored]:
     """Return the weights of `model` (on any device, "meta" too) that the file has, under the model's names, unread.
 
     Raises `UnknownWay` where one tensor of the file is not one weight of the model (grouped experts), where the
-    architecture is one that transformers itself reads lazily, and for releases of transformers without these tables;
-    `GraftError` for a file that was cut off.
+    architecture is one that transformers itself reads lazily, and for releases of transformers without these tables.
     """
     try:
-        from gguf import GGMLQuantizationType
-        from transformers.integrations.gguf import GgufHeader, is_gguf_arch_supported
+        import gguf
         from transformers.modeling_gguf_pytorch_utils import (
             TENSOR_PROCESSORS,
             TensorProcessor,
             get_gguf_hf_weights_map,
         )
-
-        header = GgufHeader.from_file(str(path))
-        tables = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
-        names = get_gguf_hf_weights_map(model, tables)
-    except (ImportError, ValueError, TypeError, AttributeError, struct.error) as error:
+    except ImportError as error:
         raise UnknownWay(str(error)) from error
-    if is_gguf_arch_supported(header.architecture):
-        raise UnknownWay(f"transformers reads {header.architecture} files tensor by tensor itself")
+    reader = gguf.GGUFReader(path)
+    architecture = reader.get_field("general.architecture").contents()
+    if _lazy_already(architecture):
+        raise UnknownWay(f"transformers reads {architecture} files tensor by tensor itself")
+    try:
+        tables = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+        names = get_gguf_hf_weights_map(model, tables)
+    except (TypeError, AttributeError, NotImplementedError) as error:
+        raise UnknownWay(str(error)) from error
     found: dict[str, Stored] = {}
-    for info in header.tensors:
-        offset = header.data_start + info.offset
-        if offset + info.nbytes > path.stat().st_size:
-            raise _cut_off(path, info.name)
-        if info.name in names:
-            kind, undo = GGMLQuantizationType(info.ggml_type), _undo(tables, info.name, info.shape)
-            found[names[info.name]] = Stored(path, info.name, kind, tuple(info.shape), offset, undo, dtype)
+    for tensor in reader.tensors:
+        if tensor.name in names:
+            shape = tuple(reversed(tensor.shape.tolist()))
+            undo = _undo(tables, tensor.name, shape)
+            place = names[tensor.name]
+            found[place] = Stored(path, tensor.name, tensor.tensor_type, shape, tensor.data_offset, undo, dtype)
     lacking = set(model.state_dict()) - set(found) - set(model.all_tied_weights_keys)
-    if len(found) < len(header.tensors) and lacking:  # it may be what becomes of tensors without a place
+    if len(found) < len(reader.tensors) and lacking:  # it may be what becomes of tensors without a place
         raise UnknownWay(f"{min(lacking)} is not one tensor of the file")
     return found
+
+
+def _lazy_already(architecture: str) -> bool:
+    """Say whether transformers has a way of its own for files of an architecture; older releases have none."""
+    try:
+        from transformers.integrations.gguf import is_gguf_arch_supported
+    except ImportError:
+        return False
+    return bool(is_gguf_arch_supported(architecture))
 
 
 def _undo(tables: Any, name: str, shape: tuple[int, ...]) -> Callable[[Any], Any] | None:
@@ -115,7 +123,3 @@ def _undo(tables: Any, name: str, shape: tuple[int, ...]) -> Callable[[Any], Any
     if result.name != name:
         raise UnknownWay(f"{name} is not one weight")
     return None if result.weights is stand_in else lambda numbers: tables.process(weights=numbers, name=name).weights
-
-
-def _cut_off(path: Path, name: str) -> GraftError:
-    return GraftError(f"{path.name} ends before {name} does: expected a complete file; fetch it again")

@@ -109,7 +109,10 @@ class _Pack(ConversionOps):
             return value
         try:
             if tuple(weight.shape) != expected:
-                raise GraftError(f"{name}: shape {tuple(weight.shape)} in the checkpoint; the model expects {expected}")
+                raise GraftError(
+                    f"{name}: {list(weight.shape)} in the checkpoint, expected {list(expected)}; "
+                    "its config and its weights do not belong together: fetch both again"
+                )
             require_finite(name, weight)
             packed = pack(weight)
         except GraftError as refusal:

@@ -8,7 +8,7 @@ for their values; with 8-bit weights each is packed before the next is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from longgraft.load_gguf import UnknownWay, stored
 
+# Have transformers say which weights lack or do not fit, so that the refusal names them.
+TELLING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -39,7 +41,7 @@ def gguf_weights(source: str, file: str, empty: Any, dtype: torch.dtype) -> Mapp
     """Return what a GGUF file has of the weights of `empty`, unread; None where it has to be read at once.
 
     That is: architectures of which one tensor of the file is not one weight (grouped experts), those that
-    transformers reads lazily itself, and releases of transformers without tables of its own for that (before 5.20).
+    transformers reads lazily itself, and releases of transformers without tables of names.
     """
     from transformers.utils import cached_file
 
@@ -63,7 +65,11 @@ def int8_weights(source: str, config: Any, quantize: str | None) -> Mapping[str,
         return path
 
     special = ("quantization_config", "auto_map", "transformers_weights")
-    if not quantize or any(getattr(config, name, None) for name in special) or getattr(config, "extra_files", ()):
+    if (
+        not quantize
+        or any(getattr(config, name, None) for name in special)
+        or getattr(type(config), "extra_files", None)
+    ):
         return None
     if found("adapter_config.json"):
         return None
@@ -79,17 +85,17 @@ def int8_weights(source: str, config: Any, quantize: str | None) -> Mapping[str,
 
 def read(
     weights: Mapping[str, Any], kind: type[Any], config: Any, dtype: torch.dtype, quantize: str | None
-) -> tuple[Any, Collection[str]]:
-    """Return a model of class `kind` and the names of weights that it lacks.
+) -> tuple[Any, dict[str, Any]]:
+    """Return a model of class `kind` and what transformers says that it found.
 
     Linear layers are 8-bit for "int8", but for output layers that share the embeddings' weight.
     """
     if not isinstance(config, kind.config_class):
         config = config.get_text_config()  # of a model that sees and hears, the part that writes
-    options: dict[str, Any] = {"config": config, "dtype": dtype, "state_dict": weights, "output_loading_info": True}
+    options: dict[str, Any] = {"config": config, "dtype": dtype, "state_dict": weights, **TELLING}
     if not quantize:
         model, found = kind.from_pretrained(None, **options)
-        return model, found["missing_keys"]
+        return model, found
     from longgraft.load_int8 import while_reading
 
     packing = while_reading()
@@ -99,7 +105,7 @@ def read(
         if packing.refusal is not None:
             raise packing.refusal from None
         raise
-    return model, found["missing_keys"]
+    return model, found
 
 
 def generation_config(source: str) -> Any:

@@ -1,6 +1,7 @@
 """A tiny model saved with a byte-level tokenizer, and the command line run on it."""
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,18 @@ def calm() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """No network, no progress bars, no advice from other libraries."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with patch("huggingface_hub.constants.HF_HUB_OFFLINE", True):
+            yield
+    finally:
+        logging.disable(level)
 
 
 def invoke(*arguments: str, stdin: str | bytes | None = None) -> Result:

@@ -19,7 +19,7 @@ from longgraft.config import EngineConfig, GraftError, SamplingParams
 from longgraft.cost import CostTable
 from longgraft.engine import Engine
 from longgraft.load import load, refuse_mismatch
-from longgraft.memory import weight_bytes
+from longgraft.memory import skeleton, weight_bytes
 from longgraft.quantize import Int8Linear
 from tests import engines
 from tests.small_tokenizers import byte_level
@@ -202,11 +202,13 @@ def test_a_missing_weight_is_not_made_up(copied: Path) -> None:
     assert "lack 1 tensors" in message and WEIGHT in message
 
 
-def test_a_weight_of_the_wrong_shape(copied: Path) -> None:
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_weight_of_the_wrong_shape(copied: Path, quantize: str | None) -> None:
     weights = load_file(copied / "model.safetensors")
     weights[WEIGHT] = torch.zeros(3, 3)
     save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-    assert "could not be loaded" in refused(copied)
+    message = refused(copied, quantize=quantize)
+    assert WEIGHT in message and "[3, 3]" in message and "expected [32, 32]" in message
 
 
 def test_a_file_that_was_cut_off(copied: Path) -> None:
@@ -225,7 +227,7 @@ def test_a_missing_shard(tmp_path: Path) -> None:
 def test_more_than_fits_is_refused_before_anything_is_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 1024**3
     monkeypatch.setattr(memory, "available_bytes", lambda device: 2 * gib)
-    monkeypatch.setattr("longgraft.load.weight_bytes", lambda config, dtype: 7 * gib)
+    monkeypatch.setattr("longgraft.load.loading_bytes", lambda *how: 7 * gib)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("weights were read"))
     message = refused(saved)
     assert "needs 7.0 GiB, 2.0 free on cpu; choose a smaller model or dtype, or free memory" in message
@@ -235,5 +237,7 @@ def test_more_than_fits_is_refused_before_anything_is_read(saved: Path, monkeypa
 def test_weights_are_counted_without_storage() -> None:
     model = made()
     numbers = sum(p.numel() for p in model.parameters())
-    assert weight_bytes(model.config, torch.bfloat16) == 2 * numbers
-    assert weight_bytes(model.config, torch.float64) == 8 * numbers
+    empty = skeleton(model.config)
+    assert empty.device.type == "meta"
+    assert weight_bytes(empty, torch.bfloat16) == 2 * numbers
+    assert weight_bytes(empty, torch.float64) == 8 * numbers
