@@ -57,9 +57,8 @@ def differences(model: Any, other: Any) -> list[str]:
     assert list(mine) == list(others)
     buffers = dict(model.named_buffers())
     assert all(torch.equal(buffers[name], value) for name, value in other.named_buffers())
-    return [
-        name for name in mine if mine[name].dtype != others[name].dtype or not torch.equal(mine[name], others[name])
-    ]
+    assert [name for name in mine if mine[name].dtype != others[name].dtype] == []
+    return [name for name in mine if not torch.equal(mine[name], others[name])]
 
 
 def refused(path: Path, *options: Any) -> str:
