@@ -1,11 +1,11 @@
-"""Who may run: how large the KV pool is, and whether one more request fits."""
+"""Who may run: how large the KV pool is, and whether one more request, or one more round, fits."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from longgraft.cache import ChunkPool
+from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.config import EngineConfig, GraftError
 from longgraft.memory import GIB, INDEX_BYTES_PER_TOKEN, available_bytes, require
 from longgraft.target import Target
@@ -16,6 +16,8 @@ POOL_SHARE = 0.6
 # A pool never needs to be larger than this many requests of full length.
 FULL_REQUESTS = 8
 DEFAULT_CONTEXT = 32 * 1024
+# Output tokens that a request which starts has room for; what it needs beyond may be taken from a younger one.
+HEADROOM = 2 * CHUNK_ROWS
 
 
 def bytes_per_chunk(target: Target) -> int:
@@ -58,15 +60,20 @@ def require_room(target: Target, pool: ChunkPool, tokens: int, config: EngineCon
         require(f"a request of {tokens} tokens (KV and index)", needed, target.device, "shorten it or free memory")
 
 
-def admit(waiting: list[Any], num_free: int, config: EngineConfig) -> list[Any]:
-    """Take as many requests from the front of `waiting` as `num_free` chunks hold together, at least one."""
-    batch: list[Any] = []
-    while waiting:
-        num_free -= chunks_for(waiting[0].prompt_len + waiting[0].stop.remaining, config)
-        if batch and num_free < 0:
-            break
-        batch.append(waiting.pop(0))
-    return batch
+def chunks_to_start(tokens: int, remaining: int, config: EngineConfig) -> int:
+    """Return the chunks that must be free for a sequence of `tokens` tokens to start, `remaining` still to come.
+
+    It may grow by `HEADROOM` before anybody is put back for it.
+    """
+    return chunks_for(tokens + min(remaining, HEADROOM), config)
+
+
+def chunks_missing(cache: SequenceCache, rows: int) -> int:
+    """Return how many chunks a cache must be given before `rows` rows can be reserved behind its prefix."""
+    size, chunks = cache.pool.chunk_rows, cache.chunks
+    split = cache.length // size
+    is_shared = rows > 0 and cache.length % size > 0 and cache.pool.references(chunks[split]) > 1
+    return max(0, -(-(cache.length + rows) // size) - len(chunks)) + is_shared
 
 
 def token_ids_of(prompt: Any) -> list[int]:
