@@ -1,6 +1,6 @@
 """Who may run: how large the KV pool is, and whether one more request, or one more round, fits."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.config import EngineConfig, GraftError
 from longgraft.memory import GIB, INDEX_BYTES_PER_TOKEN, available_bytes, require
+from longgraft.sequence import Sequence
 from longgraft.target import Target
 
 CHUNK_ROWS = 256
@@ -42,14 +43,14 @@ def pool_chunks(target: Target, config: EngineConfig) -> int:
     return wanted if free is None else max(1, min(wanted, int(free * POOL_SHARE) // size))
 
 
-def chunks_for(tokens: int, config: EngineConfig) -> int:
+def chunks_for(tokens: int, config: EngineConfig, chunk_rows: int = CHUNK_ROWS) -> int:
     """Return the chunks one request of `tokens` tokens holds at most, the rows of a tree included."""
-    return -(-(tokens + config.max_nodes + 1) // CHUNK_ROWS)
+    return -(-(tokens + config.max_nodes + 1) // chunk_rows)
 
 
 def require_room(target: Target, pool: ChunkPool, tokens: int, config: EngineConfig) -> None:
     """Raise `GraftError` if a request of `tokens` tokens (prompt + output) can never fit."""
-    chunks, size = chunks_for(tokens, config), bytes_per_chunk(target)
+    chunks, size = chunks_for(tokens, config, pool.chunk_rows), pool.bytes_per_chunk
     if chunks > pool.num_chunks:
         raise GraftError(
             f"prompt and output of {tokens} tokens need {chunks * size / GIB:.2f} GiB of KV cache, the pool has "
@@ -60,12 +61,10 @@ def require_room(target: Target, pool: ChunkPool, tokens: int, config: EngineCon
         require(f"a request of {tokens} tokens (KV and index)", needed, target.device, "shorten it or free memory")
 
 
-def chunks_to_start(tokens: int, remaining: int, config: EngineConfig) -> int:
-    """Return the chunks that must be free for a sequence of `tokens` tokens to start, `remaining` still to come.
-
-    It may grow by `HEADROOM` before anybody is put back for it.
-    """
-    return chunks_for(tokens + min(remaining, HEADROOM), config)
+def chunks_to_grow(seq: Sequence, config: EngineConfig) -> int:
+    """Return how many chunks a sequence may still take before it is fair to put another one back for it."""
+    tokens = len(seq.token_ids) + min(seq.stop.remaining, HEADROOM)
+    return max(0, chunks_for(tokens, config, seq.cache.pool.chunk_rows) - len(seq.cache.chunks))
 
 
 def chunks_missing(cache: SequenceCache, rows: int) -> int:
@@ -79,6 +78,6 @@ def chunks_missing(cache: SequenceCache, rows: int) -> int:
 def token_ids_of(prompt: Any) -> list[int]:
     """Return a prompt's token ids as plain numbers; `GraftError` for anything but a flat sequence of them."""
     ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(ids, Sequence) or not all(isinstance(i, int | np.integer) for i in ids):
+    if not isinstance(ids, Seq) or not all(isinstance(i, int | np.integer) for i in ids):
         raise GraftError(f"a prompt of type {type(prompt).__name__}: expected text or a flat sequence of token ids")
     return [int(i) for i in ids]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from longgraft.admission import CHUNK_ROWS, pool_chunks, require_room, token_ids_of
+from longgraft.admission import pool_chunks, require_room, token_ids_of
 from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.check import costs_of, probe_exact, self_check
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
@@ -96,7 +96,7 @@ class Engine:
     def max_context(self) -> int:
         """Longest prompt + output in tokens: the model's limit, or a smaller one asked for."""
         limits = (self.target.context_limit, self.config.max_context)
-        return min((limit for limit in limits if limit), default=self.pool.num_chunks * CHUNK_ROWS)
+        return min((limit for limit in limits if limit), default=self.pool.num_chunks * self.pool.chunk_rows)
 
     def generate(
         self,

@@ -15,7 +15,7 @@ from bisect import insort
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from longgraft.admission import chunks_missing, chunks_to_start
+from longgraft.admission import chunks_missing, chunks_to_grow
 from longgraft.prefill import PromptReader
 from longgraft.request import OnTokens, Request
 from longgraft.rounds import LEAST_SHARE, Portion, Rounds
@@ -126,24 +126,18 @@ class Scheduler:
         One that does not fit lets younger ones pass, but only so often.
         """
         # What those who run will still need has room first.
-        free = self.pool.num_free - sum(map(self._growth, self.running))
+        free = self.pool.num_free - sum(chunks_to_grow(request.seq, self.config) for request in self.running)
         skipped = list[Request]()
         for request in [request for request in self.waiting if not request.is_over]:
             if len(self.running) >= self.config.max_batch or any(r.passed >= MOST_PASSED for r in skipped):
                 break
-            if (needed := self._growth(request)) > free and self.running:
+            if (needed := chunks_to_grow(request.seq, self.config)) > free and self.running:
                 skipped.append(request)
                 continue
             free -= needed
             for other in skipped:
                 other.passed += 1
             self._start(request)
-
-    def _growth(self, request: Request) -> int:
-        """Return how many chunks a request may take before it is fair to put somebody back for it."""
-        seq = request.seq
-        held = len(seq.cache.chunks)
-        return max(0, chunks_to_start(len(seq.token_ids), seq.stop.remaining, self.config) - held)
 
     def _start(self, request: Request) -> None:
         self.waiting.remove(request)

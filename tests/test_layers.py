@@ -45,6 +45,7 @@ LAYERS = [
         "rounds",
         "scheduler",
         "service",
+        "ticket",
     },
     {
         "cli",
