@@ -17,8 +17,8 @@ POOL_SHARE = 0.6
 # A pool never needs to be larger than this many requests of full length.
 FULL_REQUESTS = 8
 DEFAULT_CONTEXT = 32 * 1024
-# Output tokens that a request which starts has room for; what it needs beyond may be taken from a younger one.
-HEADROOM = 2 * CHUNK_ROWS
+# Chunks of output that a request which starts has room for; what it needs beyond may be taken from a younger one.
+HEADROOM = 2
 
 
 def bytes_per_chunk(target: Target) -> int:
@@ -63,8 +63,9 @@ def require_room(target: Target, pool: ChunkPool, tokens: int, config: EngineCon
 
 def chunks_to_grow(seq: Sequence, config: EngineConfig) -> int:
     """Return how many chunks a sequence may still take before it is fair to put another one back for it."""
-    tokens = len(seq.token_ids) + min(seq.stop.remaining, HEADROOM)
-    return max(0, chunks_for(tokens, config, seq.cache.pool.chunk_rows) - len(seq.cache.chunks))
+    size = seq.cache.pool.chunk_rows
+    tokens = len(seq.token_ids) + min(seq.stop.remaining, HEADROOM * size)
+    return max(0, chunks_for(tokens, config, size) - len(seq.cache.chunks))
 
 
 def chunks_missing(cache: SequenceCache, rows: int) -> int:
