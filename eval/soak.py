@@ -184,7 +184,7 @@ def serve(service: Service, one: Wanted) -> Output | GraftError:
                 if number >= one.cancel_after:
                     break
             ticket.cancel()
-        return ticket.result(120)
+        return ticket.result(1800)
     except GraftError as error:
         return error
 
