@@ -160,7 +160,7 @@ def wanted(rng: random.Random) -> Wanted:
     ids = (piece * (length // len(piece) + 1))[:length]
     temperature = rng.choice([0.0, 0.8])
     params = SamplingParams(
-        max_new_tokens=rng.choice([0, 1, 6, 12, 24, 120]),
+        max_new_tokens=rng.choice([0, 1, 6, 12, 24, 60]),
         temperature=temperature,
         seed=rng.randrange(1000),
         stop=rng.choice([(), (), (chr(Letters.FIRST + rng.randrange(VOCAB)),)]),
@@ -189,7 +189,7 @@ def serve(service: Service, one: Wanted) -> Output | GraftError:
         return error
 
 
-def soak(requests: int, seed: int, chunks: int = 60) -> dict[str, Any]:
+def soak(requests: int, seed: int, chunks: int = 52) -> dict[str, Any]:
     """Run the soak and return what happened; `faults` lists whatever is not as it should be (empty: all is well)."""
     faults = Faults(seed)
     engine, rng = faulty_engine(faults, chunks), random.Random(seed)

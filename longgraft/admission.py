@@ -1,5 +1,7 @@
 """Who may run: how large the KV pool is, and whether one more request, or one more round, fits."""
 
+from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -68,12 +70,20 @@ def chunks_to_grow(seq: Sequence, config: EngineConfig) -> int:
     return max(0, chunks_for(tokens, config, size) - len(seq.cache.chunks))
 
 
-def chunks_missing(cache: SequenceCache, rows: int) -> int:
-    """Return how many chunks a cache must be given before `rows` rows can be reserved behind its prefix."""
-    size, chunks = cache.pool.chunk_rows, cache.chunks
-    split = cache.length // size
-    is_shared = rows > 0 and cache.length % size > 0 and cache.pool.references(chunks[split]) > 1
-    return max(0, -(-(cache.length + rows) // size) - len(chunks)) + is_shared
+def chunks_missing(needs: Iterable[tuple[SequenceCache, int]]) -> int:
+    """Return how many chunks must be free before each cache can reserve so many rows behind its prefix.
+
+    A chunk that is not full and shared is copied by each that writes into it, but for the last that holds it.
+    """
+    missing, writers = 0, Counter[int]()
+    for cache, rows in needs:
+        pool, chunks = cache.pool, cache.chunks
+        missing += max(0, -(-(cache.length + rows) // pool.chunk_rows) - len(chunks))
+        split, begun = divmod(cache.length, pool.chunk_rows)
+        if rows and begun:
+            writers[chunks[split]] += 1
+            missing += writers[chunks[split]] < pool.references(chunks[split])
+    return missing
 
 
 def token_ids_of(prompt: Any) -> list[int]:

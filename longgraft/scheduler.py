@@ -165,8 +165,8 @@ class Scheduler:
             portions = self._portions()
             rows = {portion.request: portion.rows for portion in portions}
             trees = self.config.max_nodes + 1
-            missing = sum(
-                chunks_missing(request.seq.cache, rows.get(request, 0) if request.is_reading else trees)
+            missing = chunks_missing(
+                (request.seq.cache, rows.get(request, 0) if request.is_reading else trees)
                 for request in self.running
                 if not request.is_over
             )

@@ -136,9 +136,9 @@ ORDERS = st.lists(st.sampled_from(["add", "step", "step", "cancel", "put back"])
 QUICK = [Phase.explicit, Phase.reuse, Phase.generate]
 
 
-@settings(max_examples=10, deadline=None, phases=QUICK, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, phases=QUICK, suppress_health_check=list(HealthCheck))
 @given(
-    wanted=st.lists(REQUESTS, min_size=2, max_size=6),
+    wanted=st.lists(REQUESTS, min_size=2, max_size=5),
     orders=ORDERS,
     drafter=st.sampled_from(["model", "eagle"]),
     chunks=st.sampled_from([11, 16, 40]),
