@@ -103,7 +103,9 @@ class EngineConfig:
     """Settings of one engine.
 
     `max_nodes`: most proposed nodes a round, root not counted (the paper's 60). `prefill_rows`: prompt rows
-    in one forward. `max_context`: longest prompt + output in tokens (None = the model's own limit). `kv_bytes`:
+    in one forward. `round_rows`: rows of a forward in which some requests decode while prompts of others are read: more
+    read faster, fewer let tokens come more evenly. `max_batch`: requests that run at a time, however much memory there
+    is. `max_context`: longest prompt + output in tokens (None = the model's own limit). `kv_bytes`:
     cap of the KV pool (None = what `max_context` needs). `policy`: how a round's proposals come about, one of
     `POLICIES` (a request may name another one). `gates`: JSON file with a drafter's thresholds for `pruned` and
     `paper`, made by `longgraft.eval.calibrate_gates` (None = defaults). `exact`: compute everything with
@@ -116,6 +118,8 @@ class EngineConfig:
 
     max_nodes: int = 60
     prefill_rows: int = 512
+    round_rows: int = 64
+    max_batch: int = 64
     max_context: int | None = None
     kv_bytes: int | None = None
     policy: str = "adaptive"
@@ -126,14 +130,15 @@ class EngineConfig:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("max_nodes", "prefill_rows", "history_tokens"):
+        for name in ("max_nodes", "prefill_rows", "round_rows", "max_batch", "history_tokens"):
             _whole(name, getattr(self, name))
         _check(self.history_tokens >= 0, f"history_tokens is {self.history_tokens}: expected 0 (off) or more")
         for name in ("max_context", "kv_bytes"):
             _whole(name, getattr(self, name), optional=True)
         _check(0 <= self.max_nodes <= 1023, f"max_nodes is {self.max_nodes}: expected 0 to 1023")
         check_policy(self.policy)
-        _check(self.prefill_rows >= 1, f"prefill_rows is {self.prefill_rows}: expected 1 or more")
+        for name in ("prefill_rows", "round_rows", "max_batch"):
+            _check(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: expected 1 or more")
         _check(
             self.max_context is None or self.max_context >= 1,
             f"max_context is {self.max_context}: expected 1 or more",
@@ -154,7 +159,7 @@ class Output:
     """One finished generation.
 
     `token_ids`: the new tokens, the one that completed a stop included. `text`: their text without a matched
-    stop string. `finish_reason`: `eos`, `stop`, `length`, `context` (the model's limit) or `cancelled`.
+    stop string. `finish_reason`: `eos`, `stop`, `length`, `context` (the model's limit), `deadline` or `cancelled`.
     `sources [n]`: the `Source` of each token (ROOT = drawn by the target, not proposed). `origins [n]`:
     (document, offset) it was copied from, or (-1, -1). `documents`: names by document number, 0 being the request
     itself (prompt and answer). `lines [n]`: line of its document that each token was copied from, from 1 on; 0 where

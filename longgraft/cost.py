@@ -59,18 +59,20 @@ class CostTable:
         contexts: Sequence[int],
         trust: Sequence[float] | None = None,
         beside: int = 0,
+        room: int | None = None,
     ) -> list[int]:
         """Return how many nodes (root included) to verify of each tree in a batch.
 
         `scores[i]`: path log-probabilities of tree i, root first; `trust[i]`: what share of its promises tree i's
         sequence has kept so far. All trees share one flat forward, with `beside` other rows, so their nodes compete
-        for the same rows; with nothing worth its cost every tree is its root alone.
+        for the same rows; with nothing worth its cost every tree is its root alone. `room`: at most so many nodes are
+        chosen in all, roots not counted.
         """
         sizes = [len(s) - 1 for s in scores]
         owner = np.repeat(np.arange(len(scores)), sizes)
         gains = np.exp(np.concatenate([np.asarray(s[1:], np.float64) for s in scores]))
         gains *= np.ones(len(gains)) if trust is None else np.asarray(trust)[owner]
-        order = np.argsort(-gains, kind="stable")
+        order = np.argsort(-gains, kind="stable")[:room]
         base = len(scores)
         cost = self.rounds(base + beside + len(order), int(np.mean(contexts)))[base + beside - 1 :]
         value = (base + np.concatenate([[0.0], np.cumsum(gains[order])])) / cost

@@ -1,40 +1,37 @@
-"""The engine: one round after another until every request has stopped.
+"""The engine: what is made once for a model, and requests made from prompts.
 
-A round proposes a tree a sequence (retrieve, draft, prune, graft), verifies all of them in one target pass,
-accepts what the ordinary sampler agrees with, and commits it. Reading the prompt stops one token short of
-its end: the last prompt token is the root of the first round, so there is no special first token.
+Rounds are run by the scheduler, for one request as for many. Reading the prompt stops one token short of its end: the
+last prompt token is the root of the first round, so there is no special first token.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from longgraft.accept import accept
-from longgraft.admission import CHUNK_ROWS, admit, pool_chunks, require_room, token_ids_of
+from longgraft.admission import pool_chunks, require_room, token_ids_of
 from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.check import costs_of, probe_exact, self_check
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
 from longgraft.cost import CostTable
 from longgraft.draft.base import Drafter, NullDrafter, freeze_costs
 from longgraft.features import Features
-from longgraft.policy import Policies, rows_for
+from longgraft.policy import Policies
+from longgraft.prefill import PromptReader
 from longgraft.references import References
+from longgraft.request import raise_first
 from longgraft.resolve import resolve
 from longgraft.retrieval import Retrieval
 from longgraft.sampler import Sampler
+from longgraft.scheduler import Scheduler
 from longgraft.sequence import Index, Sequence
-from longgraft.stats import Stats, shared_stage
+from longgraft.stats import Stats
 from longgraft.stop import StopRules
 from longgraft.target import Progress, Target
-from longgraft.tree import TokenTree
-from longgraft.verify import verify
 
 Prompt = str | Seq[int]
 # What `Engine.run` yields: after every round, the tokens each sequence of the batch committed.
@@ -99,7 +96,7 @@ class Engine:
     def max_context(self) -> int:
         """Longest prompt + output in tokens: the model's limit, or a smaller one asked for."""
         limits = (self.target.context_limit, self.config.max_context)
-        return min((limit for limit in limits if limit), default=self.pool.num_chunks * CHUNK_ROWS)
+        return min((limit for limit in limits if limit), default=self.pool.num_chunks * self.pool.chunk_rows)
 
     def generate(
         self,
@@ -121,12 +118,9 @@ class Engine:
         # All are opened first, so that one that cannot run is refused before any is computed.
         params = params or SamplingParams()
         waiting = [self.open(self.encode(one), params, references=references, policy=policy) for one in texts]
-        outputs: list[Output] = []
-        while waiting:
-            batch = admit(waiting, self.pool.num_free, self.config)
-            for _ in self.run(batch, progress):
-                pass
-            outputs += [self.output(seq) for seq in batch]
+        for _ in self.run(waiting, progress):
+            pass
+        outputs = [self.output(seq) for seq in waiting]
         return outputs[0] if single else outputs
 
     def stream(
@@ -202,69 +196,26 @@ class Engine:
         )
 
     def run(self, batch: Seq[Sequence], progress: Progress | None = None) -> Rounds:
-        """Read the prompts, then yield after every round the tokens each sequence of the batch committed.
+        """Run sequences to their ends; yields, after every round in which any did, the tokens each committed.
 
-        Caches are released on every exit; leaving early keeps what was committed.
+        The first error ends all of them. Caches are released on every exit; leaving early keeps what was committed.
         """
-        begin = time.perf_counter()
-        try:
-            with self.target.session(), self.drafter.session():
-                for seq in batch:
-                    self.prefill(seq, progress)
-                while active := [seq for seq in batch if not seq.is_finished]:
-                    lengths = {id(seq): len(seq.token_ids) for seq in active}
-                    for group in self._groups(active):
-                        self.step(group)
-                    yield [seq.token_ids[lengths.get(id(seq), len(seq.token_ids)) :] for seq in batch]
-        finally:
-            for seq in batch:
-                seq.stats.seconds["total"] += time.perf_counter() - begin
-                seq.cache.release()
-            for seq in batch:
-                self.drafter.reset(seq)
-                self.retrieval.close(seq)
+        with closing(Scheduler(self)) as scheduler:
+            requests = [scheduler.add(seq, progress=progress) for seq in batch]
+            while scheduler.has_work:
+                lengths = [len(seq.token_ids) for seq in batch]
+                scheduler.advance()
+                raise_first(requests)
+                new = [seq.token_ids[length:] for seq, length in zip(batch, lengths)]
+                if any(new):
+                    yield new
+                scheduler.sweep()
+            raise_first(requests)
 
     def prefill(self, seq: Sequence, progress: Progress | None = None) -> None:
-        """Compute K/V of the prompt but its last token, and index it."""
-        if seq.is_finished:
-            return
-        with seq.stats.stage("prefill"):
-            done = seq.cache.length
-            tokens = np.asarray(seq.token_ids[done:-1], np.int32)
-            features = self.features if seq.policy.drafts else None
-            begin = seq.prompt_len - 1 - self.drafter.feature_window
-            watch = features.watch(begin, partial(self.drafter.prefill, seq)) if features else None
-            options = {"long_rope": seq.long_rope, "features": features}
-            self.target.prefill(seq.cache, tokens, self.config.prefill_rows, progress, watch, **options)
-            seq.stats.prefilled_tokens += len(tokens)
-        if seq.policy.retrieves:
-            with seq.stats.stage("index"):
-                seq.index.extend(np.asarray(seq.token_ids, np.int32), learn=False)
-
-    def step(self, batch: Seq[Sequence]) -> None:
-        """One round: propose, verify in one target pass, accept, commit."""
-        with shared_stage([seq.stats for seq in batch], "plan"):
-            trees = self.plan(batch)
-        begin = time.perf_counter()
-        with shared_stage([seq.stats for seq in batch], "verify"):
-            features = self.features if any(seq.policy.drafts for seq in batch) else None
-            checked = verify(self.target, batch, trees, features)
-        self._learn_cost(batch, trees, time.perf_counter() - begin)
-        for seq, result in zip(batch, checked):
-            with seq.stats.stage("accept"):
-                accepted = accept(result, seq.sampler, seq.token_ids, seq.stop)
-                new = seq.stop.clip(accepted.token_ids)
-            with seq.stats.stage("extend"):
-                seq.policy.learn(seq, accepted)
-                seq.extend(new, result, accepted)
-                if seq.policy.drafts:
-                    self.drafter.extend(seq, new, result, accepted)
-
-    def plan(self, batch: Seq[Sequence]) -> list[TokenTree]:
-        """Return the tree of each sequence that is worth verifying now."""
-        builders = [seq.policy.propose(seq) for seq in batch]
-        counts = rows_for(self.cost, batch, builders, self.config.max_nodes + 1)
-        return [builder.build(count) for builder, count in zip(builders, counts)]
+        """Compute K/V of a prompt but its last token, and index it, outside any run."""
+        if not seq.is_finished:
+            PromptReader(self).read(seq, progress)
 
     def output(self, seq: Sequence) -> Output:
         """Return what a sequence holds; one that was left early says `cancelled`."""
@@ -273,7 +224,7 @@ class Engine:
         return Output(
             token_ids=new,
             text=seq.stop.text if self.tokenizer is not None else "",
-            finish_reason=seq.stop.finish_reason or "cancelled",
+            finish_reason=seq.stop.finish_reason or seq.ended or "cancelled",
             seed=seq.sampler.seed,
             prompt_len=seq.prompt_len,
             sources=tuple(seq.sources),
@@ -283,16 +234,6 @@ class Engine:
             lines=lines,
             stats=seq.stats.summary(),
         )
-
-    def _learn_cost(self, batch: Seq[Sequence], trees: Seq[TokenTree], seconds: float) -> None:
-        if self.cost is not None:
-            context = sum(len(seq.token_ids) for seq in batch) // len(batch)
-            self.cost.learn(sum(len(tree) for tree in trees), context, seconds)
-
-    def _groups(self, active: Seq[Sequence]) -> list[list[Sequence]]:
-        """Return who shares a forward: those in one RoPE regime."""
-        regimes = {seq.long_rope: [s for s in active if s.long_rope == seq.long_rope] for seq in active}
-        return list(regimes.values())
 
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:

@@ -5,7 +5,7 @@ Knows torch modules; no drafter and no round. A hook on each layer keeps its out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,16 +42,6 @@ class Features:
     def rows(self, first: int = 0, last: int | None = None) -> Tensor:
         """Return `[rows, layers * hidden]` of the last forward's rows first .. last-1, layers side by side."""
         return torch.cat([self._seen[layer][first:last] for layer in self.layers], dim=-1)
-
-    def watch(self, begin: int, take: Callable[[int, Tensor], None]) -> Callable[[int, int], None]:
-        """Return what `Target.prefill` calls after each forward: gives `take` the rows of positions `begin` and on."""
-
-        def watch(first: int, rows: int) -> None:
-            skipped = max(0, begin - first)
-            if skipped < rows:
-                take(first + skipped, self.rows(skipped, rows))
-
-        return watch
 
     def _keep(self, layer: int) -> Any:
         def hook(_module: Any, _inputs: Any, output: Any) -> None:

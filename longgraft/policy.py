@@ -86,17 +86,27 @@ class Policies:
         return fixed_policy(name, self.drafter, self.config, self.vocab_size)
 
 
-def rows_for(cost: CostTable | None, batch: Seq[Sequence], builders: Seq[TreeBuilder], most: int) -> list[int]:
+def rows_for(
+    cost: CostTable | None,
+    batch: Seq[Sequence],
+    builders: Seq[TreeBuilder],
+    most: int,
+    *,
+    beside: int = 0,
+    in_all: int | None = None,
+) -> list[int]:
     """Return how many nodes, root included, of each tree are verified; at most `most` where the policy adapts.
 
-    All trees share one flat forward: the nodes of those that adapt compete for its rows behind those that are fixed.
+    All trees share one flat forward, with `beside` other rows: the nodes of those that adapt compete for its rows
+    behind those that are fixed, and with `in_all` none is chosen that would make the trees together longer.
     """
     counts = [len(builder) for builder in builders]
     free = [i for i, seq in enumerate(batch) if seq.policy.adapts]
     if free and cost is not None:
         scores, trust = [builders[i].scores for i in free], [batch[i].trust for i in free]
-        beside = sum(counts) - sum(counts[i] for i in free)
+        fixed = sum(counts) - sum(counts[i] for i in free)
         lengths = [len(batch[i].token_ids) for i in free]
-        for i, count in zip(free, cost.choose(scores, lengths, trust, beside)):
+        room = None if in_all is None else max(0, in_all - fixed - len(free))
+        for i, count in zip(free, cost.choose(scores, lengths, trust, fixed + beside, room)):
             counts[i] = count
     return [min(count, most) if seq.policy.adapts else count for seq, count in zip(batch, counts)]

@@ -205,20 +205,21 @@ def summary_line(output: Output) -> str:
 
 
 @contextmanager
-def reading_progress(out: TextIO, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Return a function of (tokens read, tokens in all) that draws a bar on `out` while the prompt is read."""
+def reading_progress(out: TextIO, is_shown: bool) -> Iterator[Callable[[int, int, float], None]]:
+    """Return a function of (tokens read, tokens in all, seconds left) that draws a bar on `out` meanwhile."""
     if not is_shown:
-        yield lambda done, total: None
+        yield lambda done, total, seconds: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn("reading the prompt"), BarColumn(), TextColumn("{task.completed}/{task.total} tokens"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(file=out), transient=True) as bar:
-        task = bar.add_task("", total=None)
+    tokens, left = TextColumn("{task.completed}/{task.total} tokens"), TextColumn("{task.fields[left]} left")
+    columns = (TextColumn("reading the prompt"), BarColumn(), tokens, left)
+    with Progress(*columns, console=Console(file=out), transient=True) as bar:
+        task = bar.add_task("", total=None, left="")
 
-        def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+        def show(done: int, total: int, seconds: float) -> None:
+            bar.update(task, completed=done, total=total, left=f"{int(seconds) // 60}:{int(seconds) % 60:02}")
             if done >= total:
                 bar.stop()
 

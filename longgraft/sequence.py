@@ -64,7 +64,10 @@ class Policy(Protocol):
 
 @dataclass
 class Sequence:
-    """One request: tokens, what was computed about them, how to choose the next ones and when to stop."""
+    """One request: tokens, what was computed about them, how to choose the next ones and when to stop.
+
+    `num_indexed`: the index holds so many first tokens. `ended`: why it ended before a stop rule fired.
+    """
 
     token_ids: list[int]
     prompt_len: int
@@ -78,6 +81,8 @@ class Sequence:
     draft_state: Any = None
     policy_state: Any = None
     tenant: str | None = None
+    num_indexed: int = 0
+    ended: str | None = None
     promised: float = 0.0
     kept: float = 0.0
     sources: list[int] = field(default_factory=list)
@@ -114,6 +119,7 @@ class Sequence:
         if self.policy.retrieves:
             self._observe(result, path)
             self.index.extend(np.asarray(token_ids, np.int32), learn=True)
+            self.num_indexed += len(token_ids)
         self.token_ids.extend(token_ids)
         proposed = accepted.path[1 : len(token_ids) + 1]
         drawn = len(token_ids) - len(proposed)

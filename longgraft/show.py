@@ -79,8 +79,8 @@ def _fill(engine: Engine, seq: Sequence, screen: Screen) -> None:
     is_long = seq.prompt_len >= LONG_PROMPT and sys.stderr.isatty()
     with CtrlC() as ctrl_c, reading_progress(sys.stderr, is_long) as progress:
 
-        def watch(done: int, total: int) -> None:
-            progress(done, total)
+        def watch(done: int, total: int, seconds: float) -> None:
+            progress(done, total, seconds)
             ctrl_c.check()
 
         try:

@@ -3,7 +3,8 @@
 acceptance length: new tokens per target pass, the bonus token included, over all rounds (a plain round
 counts 1). nodes: proposed nodes that were verified, root not counted. accepted: proposed nodes on the
 agreeing path that were committed. decode tokens/s: new tokens / time of all rounds. end-to-end time: prefill,
-rounds and everything between.
+rounds and everything between, waiting for memory included. put_back: how often the memory was given to an older
+request, and all tokens so far were read again.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Stats:
     is_priced: bool = False
     draft_price: float = 0.0
     prefilled_tokens: int = 0
+    put_back: int = 0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -113,6 +115,7 @@ class Stats:
             "sibling_rounds": sum(r.sibling_chosen for r in self.rounds),
             "new_tokens_by_round": [r.new_tokens for r in self.rounds],
             "accepted_by_round": [(r.nodes, r.accepted) for r in self.rounds],
+            "put_back": self.put_back,
             "prefill_tokens_per_s": round(self.prefilled_tokens / prefill, 2) if prefill else 0.0,
             "decode_tokens_per_s": round(self.new_tokens / decode, 2) if decode else 0.0,
             "prefill_s": round(prefill, 4),

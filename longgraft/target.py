@@ -27,8 +27,8 @@ from longgraft.linear import output_rows, wide
 from longgraft.tree import IntArray
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
-Progress = Callable[[int, int], None]
-OnRows = Callable[[int, int], None]
+# Rows done, rows in all, seconds that the rest is expected to take.
+Progress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +115,10 @@ class Target:
         sizes = [len(segment.token_ids) * segment.wants_logits for segment in segments]
         return list(logits.split(sizes))
 
-    def prefill(
-        self,
-        cache: SequenceCache,
-        token_ids: IntArray,
-        rows: int,
-        progress: Progress | None = None,
-        on_rows: OnRows | None = None,
-        **options: Any,
-    ) -> None:
+    def prefill(self, cache: SequenceCache, token_ids: IntArray, rows: int, **options: Any) -> None:
         """Compute K/V of `token_ids` behind the cache's prefix, `rows` at a time on one grid from position 0.
 
-        `on_rows(first, n)` is called after each forward with its first position and number of rows; `options` go to
-        `forward`.
+        `options` go to `forward`.
         """
         first, end = cache.length, cache.length + len(token_ids)
         begin = first
@@ -137,11 +128,7 @@ class Target:
             positions = np.arange(begin, stop, dtype=np.int32)
             self.forward([Segment(cache, chunk, positions, wants_logits=False)], **options)
             cache.keep(range(len(chunk)))
-            if on_rows is not None:
-                on_rows(begin, len(chunk))
             begin = stop
-            if progress is not None:
-                progress(begin - first, len(token_ids))
 
     def _parts(self, segments: Sequence[Segment]) -> list[Part]:
         parts, begin = [], 0

@@ -1,8 +1,10 @@
-"""Verify: one target pass over the trees of a batch."""
+"""Verify: one target pass over the trees of a batch, and over whatever else has rows in it."""
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from longgraft.cache import SequenceCache
 from longgraft.features import Features
@@ -11,22 +13,41 @@ from longgraft.target import Segment, Target
 from longgraft.tree import TokenTree, Verification
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a forward says of one segment: `logits [n, V]` ([0, V] where none are wanted), hidden states or None."""
+
+    logits: Tensor
+    states: Tensor | None
+
+
+def run_segments(
+    target: Target, segments: Seq[Segment], long_rope: bool = False, features: Features | None = None
+) -> list[Rows]:
+    """Run the target once over all segments, and return what it says of each; K/V land behind each prefix, uncommitted.
+
+    All sequences of a forward are in one RoPE regime.
+    """
+    logits = target.forward(segments, long_rope=long_rope, features=features)
+    results, first = list[Rows](), 0
+    for segment, rows in zip(segments, logits):
+        last = first + len(segment.token_ids)
+        results.append(Rows(rows, features.rows(first, last) if features else None))
+        first = last
+    return results
+
+
 def verify(
     target: Target, batch: Seq[Sequence], trees: Seq[TokenTree], features: Features | None = None
 ) -> list[Verification]:
-    """Run the target once over all trees; K/V rows land behind each prefix, uncommitted.
-
-    Returns one `Verification` a sequence, logits for every node, and hidden states where `features` takes them. All
-    sequences of a batch are in one RoPE regime.
-    """
+    """Run the target once over the trees of a batch; returns one `Verification` a sequence."""
     segments = [segment_of(seq.cache, tree) for seq, tree in zip(batch, trees)]
-    logits = target.forward(segments, long_rope=batch[0].long_rope, features=features)
-    results, first = list[Verification](), 0
-    for tree, rows in zip(trees, logits):
-        states = features.rows(first, first + len(tree)) if features else None
-        results.append(Verification(tree, rows, states, np.arange(len(tree), dtype=np.int32)))
-        first += len(tree)
-    return results
+    return [verified(*pair) for pair in zip(trees, run_segments(target, segments, batch[0].long_rope, features))]
+
+
+def verified(tree: TokenTree, rows: Rows) -> Verification:
+    """Return what the target says of a tree's nodes; row i belongs to node i."""
+    return Verification(tree, rows.logits, rows.states, np.arange(len(tree), dtype=np.int32))
 
 
 def segment_of(cache: SequenceCache, tree: TokenTree) -> Segment:

@@ -7,7 +7,15 @@ import torch
 
 import longgraft.admission as admission
 import longgraft.memory as memory
-from longgraft.admission import CHUNK_ROWS, FULL_REQUESTS, bytes_per_chunk, chunks_for, pool_chunks, require_room
+from longgraft.admission import (
+    CHUNK_ROWS,
+    FULL_REQUESTS,
+    bytes_per_chunk,
+    chunks_for,
+    chunks_missing,
+    pool_chunks,
+    require_room,
+)
 from longgraft.cache import SequenceCache
 from longgraft.config import EngineConfig, GraftError
 from longgraft.memory import GIB, INDEX_BYTES_PER_TOKEN
@@ -91,3 +99,18 @@ def test_the_pool_is_untouched_by_being_asked(target: Target) -> None:
     pool = target.new_pool(2)
     require_room(target, pool, 100, EngineConfig())
     assert pool.num_free == 2
+
+
+def test_chunks_missing_for_a_round(target: Target) -> None:
+    """As many as reserving takes, whoever shares the chunk it begins in."""
+    for forks in (0, 1, 3):
+        pool = target.new_pool(20)
+        first = SequenceCache(pool)
+        first.reserve(300)
+        first.keep(range(300))
+        needs = [(first, 10), *((first.fork(), rows) for rows in (1, 250, 0)[:forks])]
+        expected, before = chunks_missing(needs), pool.num_free
+        for cache, rows in needs:
+            cache.reserve(rows)
+        assert before - pool.num_free == expected
+    assert chunks_missing([]) == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import longgraft.engine
+import longgraft.rounds
 from longgraft.audit import (
     Audit,
     Difference,
@@ -94,7 +94,7 @@ def test_nothing_is_left_in_the_pool(llama: Engine, prompt: list[int], monkeypat
 
 def spoil(monkeypatch: pytest.MonkeyPatch, at_least: int = 2) -> None:
     """Make acceptance wrong: after a tree of `at_least` nodes the bonus token is another one."""
-    true_accept = longgraft.engine.accept
+    true_accept = longgraft.rounds.accept
 
     def wrong(result: Any, *rest: Any) -> Acceptance:
         accepted = true_accept(result, *rest)
@@ -103,7 +103,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, at_least: int = 2) -> None:
         last = (accepted.token_ids[-1] + 1) % VOCAB
         return Acceptance(accepted.path, [*accepted.token_ids[:-1], last], accepted.logprobs)
 
-    monkeypatch.setattr(longgraft.engine, "accept", wrong)
+    monkeypatch.setattr(longgraft.rounds, "accept", wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -190,14 +190,14 @@ def test_keep_going_counts_every_tie(tied: Engine, prompt: list[int]) -> None:
 def test_a_gap_wider_than_rounding_is_not_a_tie(prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same flips, but the measured forwards agree: then rounding is no excuse."""
     engine = with_twins(engine_of(), 2e-6)
-    true_verify = longgraft.engine.verify
+    true_verified = longgraft.rounds.verified
     wave = torch.sin(torch.arange(VOCAB, dtype=torch.float64) * 1.7) * 1e-4
 
     def blurred(*args: Any) -> Any:
-        checked = true_verify(*args)
-        return [replace(one, logits=one.logits + wave * (len(one.tree) > 1)) for one in checked]
+        checked = true_verified(*args)
+        return replace(checked, logits=checked.logits + wave * (len(checked.tree) > 1))
 
-    monkeypatch.setattr(longgraft.engine, "verify", blurred)
+    monkeypatch.setattr(longgraft.rounds, "verified", blurred)
     result = audit(engine, prompt, GREEDY)
     assert result.verdict == "MISMATCH"
     assert 0 <= result.differences[0].bound < 1e-9 < result.differences[0].gap

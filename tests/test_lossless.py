@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-import longgraft.engine as engine_module
+import longgraft.rounds as rounds_module
 from longgraft.cache import SequenceCache
 from longgraft.config import EngineConfig, Output, SamplingParams
 from longgraft.cost import ROW_BUCKETS, CostTable
@@ -278,7 +278,7 @@ def wrong_noise_key(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_penalty_history(patch: pytest.MonkeyPatch) -> None:
-    right = engine_module.accept
+    right = rounds_module.accept
 
     def forgetful(result: Any, sampler: Any, token_ids: Any, stop: Any) -> Any:
         class Stale:
@@ -290,7 +290,7 @@ def wrong_penalty_history(patch: pytest.MonkeyPatch) -> None:
 
         return right(result, Stale(), token_ids, stop)
 
-    patch.setattr(engine_module, "accept", forgetful)
+    patch.setattr(rounds_module, "accept", forgetful)
 
 
 MUTATIONS = {

@@ -9,7 +9,7 @@ import pytest
 import longgraft
 import longgraft.audit
 import longgraft.demo
-import longgraft.engine
+import longgraft.rounds
 import longgraft.show
 from longgraft.kernels.tree_attention import BACKENDS
 from longgraft.tree import Acceptance
@@ -44,14 +44,14 @@ def test_verify_in_exact_mode_reports_its_cost(folder: str) -> None:
 
 
 def test_verify_fails_on_a_mismatch(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    true_accept = longgraft.engine.accept
+    true_accept = longgraft.rounds.accept
 
     def wrong(result: Any, *rest: Any) -> Acceptance:
         accepted = true_accept(result, *rest)
         shift = len(result.tree) > 1
         return Acceptance(accepted.path, [*accepted.token_ids[:-1], (accepted.token_ids[-1] + shift) % 99])
 
-    monkeypatch.setattr(longgraft.engine, "accept", wrong)
+    monkeypatch.setattr(longgraft.rounds, "accept", wrong)
     table = cheap_rows(tmp_path / "costs.json")
     result = invoke("verify", "-m", folder, "-p", PROMPT, "-n", "24", "--keep-going", "--cost-table", table)
     values = last_json(result.stdout)
