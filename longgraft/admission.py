@@ -18,18 +18,18 @@ FULL_REQUESTS = 8
 DEFAULT_CONTEXT = 32 * 1024
 
 
-def bytes_per_chunk(target: Target) -> int:
-    """Return the bytes of one chunk of K and V over all layers."""
-    per_row = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in target.layers)
+def bytes_per_chunk(target: Target, side: int = 0) -> int:
+    """Return the bytes of one chunk of K and V over all layers, and of `side` further columns."""
+    per_row = side + sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in target.layers)
     return CHUNK_ROWS * per_row * int(target.dtype.itemsize)
 
 
-def pool_chunks(target: Target, config: EngineConfig) -> int:
+def pool_chunks(target: Target, config: EngineConfig, side: int = 0) -> int:
     """Return how many chunks the pool gets: `kv_bytes` if given, else a share of what is free.
 
-    On the CPU untouched chunks cost no memory, so a large pool is free until it is used.
+    On the CPU untouched chunks cost no memory, so a large pool is free until it is used. `side`: further columns a row.
     """
-    size = bytes_per_chunk(target)
+    size = bytes_per_chunk(target, side)
     if config.kv_bytes is not None:
         if config.kv_bytes < size:
             raise GraftError(f"kv_bytes is {config.kv_bytes}: expected at least one chunk, {size} bytes")
@@ -47,14 +47,15 @@ def chunks_for(tokens: int, config: EngineConfig) -> int:
 
 def require_room(target: Target, pool: ChunkPool, tokens: int, config: EngineConfig) -> None:
     """Raise `GraftError` if a request of `tokens` tokens (prompt + output) can never fit."""
-    chunks, size = chunks_for(tokens, config), bytes_per_chunk(target)
+    chunks, size = chunks_for(tokens, config), pool.bytes_per_chunk
     if chunks > pool.num_chunks:
         raise GraftError(
             f"prompt and output of {tokens} tokens need {chunks * size / GIB:.2f} GiB of KV cache, the pool has "
             f"{pool.num_chunks * size / GIB:.2f}; shorten them, free memory or raise kv_bytes"
         )
     if target.device.type == "cpu":
-        needed = chunks * size + tokens * INDEX_BYTES_PER_TOKEN
+        # Chunks that were written before have their memory, whatever they are filled with now.
+        needed = max(0, chunks - pool.num_warm) * size + tokens * INDEX_BYTES_PER_TOKEN
         require(f"a request of {tokens} tokens (KV and index)", needed, target.device, "shorten it or free memory")
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from longgraft.cost import CostTable
 from longgraft.draft.base import Drafter, NullDrafter, freeze_costs
 from longgraft.features import Features
 from longgraft.policy import Policies, rows_for
+from longgraft.prefix import PrefixCache, save_prompt, side_columns, watched
 from longgraft.references import References
 from longgraft.resolve import resolve
 from longgraft.retrieval import Retrieval
@@ -67,11 +67,12 @@ class Engine:
         self_check(self.target)
         if self.config.exact:
             probe_exact(self.target)
-        self.pool = pool or self.target.new_pool(pool_chunks(self.target, self.config))
+        side = side_columns(self.target, self.drafter, self.config)
+        self.pool = pool or self.target.new_pool(pool_chunks(self.target, self.config, side), side)
+        self.prefixes = PrefixCache(self.target, self.pool, self.config, self.drafter)
         self.cost = cost if cost is not None else costs_of(self.target, self.pool, self.config)
         self._is_frozen = freeze_costs(self.drafter, self.cost)
-        layers = self.drafter.feature_layers
-        self.features = Features(self.target.model, layers) if layers else None
+        self.features = Features(self.target.model, layers) if (layers := self.drafter.feature_layers) else None
         self.policies = Policies(self.drafter, self.cost, self.config, self.target.vocab_size)
 
     @classmethod
@@ -98,8 +99,8 @@ class Engine:
     @property
     def max_context(self) -> int:
         """Longest prompt + output in tokens: the model's limit, or a smaller one asked for."""
-        limits = (self.target.context_limit, self.config.max_context)
-        return min((limit for limit in limits if limit), default=self.pool.num_chunks * CHUNK_ROWS)
+        limits = [limit for limit in (self.target.context_limit, self.config.max_context) if limit]
+        return min(limits, default=self.pool.num_chunks * CHUNK_ROWS)
 
     def generate(
         self,
@@ -153,8 +154,7 @@ class Engine:
         ids = self._tokenizer()(prompt)["input_ids"] if isinstance(prompt, str) else token_ids_of(prompt)
         if not ids:
             raise GraftError("the prompt is empty: expected at least one token")
-        wrong = [i for i in ids if not 0 <= i < self.target.vocab_size]
-        if wrong:
+        if wrong := [i for i in ids if not 0 <= i < self.target.vocab_size]:
             raise GraftError(f"prompt token id {wrong[0]}: expected 0 to {self.target.vocab_size - 1}")
         return ids
 
@@ -180,14 +180,8 @@ class Engine:
             )
         require_room(self.target, self.pool, total, self.config)
         threshold = self.target.long_rope_from
-        stop = StopRules(
-            params.eos_token_ids or (),
-            params.stop,
-            params.max_new_tokens,
-            self.max_context - len(prompt_ids),
-            self.tokenizer,
-            prompt_ids=prompt_ids,
-        )
+        room, ends = self.max_context - len(prompt_ids), params.eos_token_ids or ()
+        stop = StopRules(ends, params.stop, params.max_new_tokens, room, self.tokenizer, prompt_ids=prompt_ids)
         return Sequence(
             token_ids=list(prompt_ids),
             prompt_len=len(prompt_ids),
@@ -229,14 +223,13 @@ class Engine:
         if seq.is_finished:
             return
         with seq.stats.stage("prefill"):
-            done = seq.cache.length
-            tokens = np.asarray(seq.token_ids[done:-1], np.int32)
-            features = self.features if seq.policy.drafts else None
-            begin = seq.prompt_len - 1 - self.drafter.feature_window
-            watch = features.watch(begin, partial(self.drafter.prefill, seq)) if features else None
+            self.prefixes.begin(seq)
+            tokens = np.asarray(seq.token_ids[seq.cache.length : -1], np.int32)
+            features, watch = watched(seq, self.features, self.drafter)
             options = {"long_rope": seq.long_rope, "features": features}
             self.target.prefill(seq.cache, tokens, self.config.prefill_rows, progress, watch, **options)
             seq.stats.prefilled_tokens += len(tokens)
+            self.prefixes.finish(seq)
         if seq.policy.retrieves:
             with seq.stats.stage("index"):
                 seq.index.extend(np.asarray(seq.token_ids, np.int32), learn=False)
@@ -268,10 +261,9 @@ class Engine:
 
     def output(self, seq: Sequence) -> Output:
         """Return what a sequence holds; one that was left early says `cancelled`."""
-        new = tuple(seq.new_token_ids)
         documents, lines = self.retrieval.origins(seq)
         return Output(
-            token_ids=new,
+            token_ids=tuple(seq.new_token_ids),
             text=seq.stop.text if self.tokenizer is not None else "",
             finish_reason=seq.stop.finish_reason or "cancelled",
             seed=seq.sampler.seed,
@@ -284,10 +276,18 @@ class Engine:
             stats=seq.stats.summary(),
         )
 
+    def save_prefix(self, path: str, prompt: Prompt, tenant: str | None = None, new_tokens: int = 1) -> int:
+        """Read `prompt`, as far as it is not cached, and write its K/V to a file; see `prefix.save_prompt`."""
+        return save_prompt(self, path, prompt, tenant, new_tokens)
+
+    def load_prefix(self, path: str, tenant: str | None = None) -> int:
+        """Bring back what `save_prefix` wrote, for requests of this tenant; return the number of rows (tokens)."""
+        return self.prefixes.load(path, tenant)
+
     def _learn_cost(self, batch: Seq[Sequence], trees: Seq[TokenTree], seconds: float) -> None:
         if self.cost is not None:
             context = sum(len(seq.token_ids) for seq in batch) // len(batch)
-            self.cost.learn(sum(len(tree) for tree in trees), context, seconds)
+            self.cost.learn(sum(map(len, trees)), context, seconds)
 
     def _groups(self, active: Seq[Sequence]) -> list[list[Sequence]]:
         """Return who shares a forward: those in one RoPE regime."""
