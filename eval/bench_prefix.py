@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import sysconfig
@@ -89,7 +88,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         "read_rows": len(two) - 1 - stats["prefix_rows"],
     }
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        path = os.path.join(folder, "document.safetensors")
+        path = str(Path(folder) / "document.safetensors")
         begin = time.perf_counter()
         result["saved_rows"] = engine.save_prefix(path, text)
         result["save_s"], result["file_bytes"] = time.perf_counter() - begin, Path(path).stat().st_size

@@ -37,8 +37,8 @@ class ChunkPool:
     equal shape share one allocation, so that a row moves in all of them by one copy. `side [.., F]`: what else is
     known of each row (a drafter's hidden states), or None; it moves with its row. Memory is reserved, not touched: on
     the CPU a chunk costs nothing before it is first written. `num_free` chunks are referred to by no sequence; of
-    these, `num_idle` are held, and each of `keepers` is asked to drop so many, and says how many it did, when the others
-    do not suffice.
+    these, `num_idle` are held; when the others do not suffice, each of `keepers` is asked to drop so many and says how
+    many it did.
     """
 
     def __init__(

@@ -263,8 +263,10 @@ def save_prompt(engine: Any, path: str, prompt: Any, tenant: str | None, new_tok
     """
     engine.prefixes.require_on()
     references = References(tenant=tenant) if tenant is not None else None
-    params = SamplingParams(max_new_tokens=new_tokens)
-    seq = engine.open(engine.encode(prompt), params, references=references, policy="plain")
+    ids = engine.encode(prompt)
+    # A prompt's last token is never read, so that all rows are, one more stands behind them.
+    params = SamplingParams(max_new_tokens=max(1, new_tokens - 1))
+    seq = engine.open([*ids, ids[-1]], params, references=references, policy="plain")
     try:
         with engine.target.session():
             engine.prefill(seq)

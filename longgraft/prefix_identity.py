@@ -55,9 +55,15 @@ def identity(model: Any) -> dict[str, str]:
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter and buffer, those that are not saved included: RoPE tables are such."""
+    """Yield every parameter and saved buffer.
+
+    Other buffers follow from the config; some are made anew by a forward (longrope's tables, by regime).
+    """
     yield from model.named_parameters()
-    yield from model.named_buffers()
+    for name, layer in model.named_modules():
+        for own, buffer in layer.named_buffers(recurse=False):
+            if own not in layer._non_persistent_buffers_set:
+                yield f"{name}.{own}", buffer
 
 
 def _pieces(tensor: Tensor) -> Iterator[Any]:
@@ -88,6 +94,6 @@ def _adapters(model: Any) -> str:
         merged, off = list(layer.merged_adapters), bool(getattr(layer, "disable_adapters", False))
         used = merged if off else sorted({*active, *merged})
         scaling = getattr(layer, "scaling", {})
-        found.update(f"{name} {used} {[(one, scaling.get(one)) for one in used]}\n".encode())
+        found.update(f"{name} {used} {merged} {[(one, scaling.get(one)) for one in used]}\n".encode())
         names.update(used)
     return f"{', '.join(sorted(names))} {found.hexdigest()[:16]}" if names else ""

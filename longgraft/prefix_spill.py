@@ -48,8 +48,7 @@ class Spill:
         if entry.name in self._sizes:
             self._sizes.move_to_end(entry.name)
             return
-        while self._sizes and self.num_bytes + self.pool.bytes_per_chunk > self.max_bytes:
-            self._forget(next(iter(self._sizes)))
+        self._make_room(self.pool.bytes_per_chunk)
         piece = Piece(entry.chunk, entry.token_ids, entry.side)
         try:
             size = write(self._path(entry.name), self.pool, [piece], {})
@@ -59,6 +58,11 @@ class Spill:
         self._sizes[entry.name] = size
         self.num_bytes += size
         self.num_written += 1
+        self._make_room(0)  # a file is a little larger than its chunk
+
+    def _make_room(self, wanted: int) -> None:
+        while self._sizes and self.num_bytes + wanted > self.max_bytes:
+            self._forget(next(iter(self._sizes)))
 
     def restore(self, name: bytes, parent: bytes, token_ids: IntArray) -> Entry | None:
         """Bring a chunk back into the pool, with one reference for the caller; None if that cannot be."""
