@@ -105,7 +105,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the command line, measure, print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--dtype", default="auto")

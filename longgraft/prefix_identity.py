@@ -28,12 +28,13 @@ def signature(model: Any) -> bytes:
 
     Writing through `tensor.data` goes unnoticed, as torch itself does not see it. Of this process only.
     """
-    digest = hashlib.sha256()
-    for name, tensor in _tensors(model):
-        version = 0 if tensor.is_inference() else tensor._version
-        digest.update(f"{name} {tensor.data_ptr()} {version} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    digest.update(_adapters(model).encode())
-    return digest.digest()
+    found = list[object]()
+    for layer in model.modules():
+        for own, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+            if tensor is not None and own not in layer._non_persistent_buffers_set:
+                version = 0 if tensor.is_inference() else tensor._version
+                found += (own, tensor.data_ptr(), version, tensor.dtype, tuple(tensor.shape))
+    return hashlib.sha256(f"{found} {_adapters(model)}".encode()).digest()
 
 
 def identity(model: Any) -> dict[str, str]:
@@ -88,6 +89,8 @@ def _adapters(model: Any) -> str:
     found = hashlib.sha256()
     names = set[str]()
     for name, layer in model.named_modules():
+        if not hasattr(type(layer), "merged"):  # cheaper to ask than the layer, which looks among its modules too
+            continue
         active = getattr(layer, "active_adapters", None)
         if not isinstance(active, list) or not hasattr(layer, "merged_adapters"):
             continue
