@@ -23,18 +23,18 @@ DEFAULT_CONTEXT = 32 * 1024
 HEADROOM = 2
 
 
-def bytes_per_chunk(target: Target) -> int:
-    """Return the bytes of one chunk of K and V over all layers."""
-    per_row = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in target.layers)
+def bytes_per_chunk(target: Target, side: int = 0) -> int:
+    """Return the bytes of one chunk of K and V over all layers, and of `side` further columns."""
+    per_row = side + sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in target.layers)
     return CHUNK_ROWS * per_row * int(target.dtype.itemsize)
 
 
-def pool_chunks(target: Target, config: EngineConfig) -> int:
+def pool_chunks(target: Target, config: EngineConfig, side: int = 0) -> int:
     """Return how many chunks the pool gets: `kv_bytes` if given, else a share of what is free.
 
-    On the CPU untouched chunks cost no memory, so a large pool is free until it is used.
+    On the CPU untouched chunks cost no memory, so a large pool is free until it is used. `side`: further columns a row.
     """
-    size = bytes_per_chunk(target)
+    size = bytes_per_chunk(target, side)
     if config.kv_bytes is not None:
         if config.kv_bytes < size:
             raise GraftError(f"kv_bytes is {config.kv_bytes}: expected at least one chunk, {size} bytes")
@@ -59,7 +59,8 @@ def require_room(target: Target, pool: ChunkPool, tokens: int, config: EngineCon
             f"{pool.num_chunks * size / GIB:.2f}; shorten them, free memory or raise kv_bytes"
         )
     if target.device.type == "cpu":
-        needed = chunks * size + tokens * INDEX_BYTES_PER_TOKEN
+        # Chunks that were written before have their memory, whatever they are filled with now.
+        needed = max(0, chunks - pool.num_warm) * size + tokens * INDEX_BYTES_PER_TOKEN
         require(f"a request of {tokens} tokens (KV and index)", needed, target.device, "shorten it or free memory")
 
 
@@ -73,7 +74,8 @@ def chunks_to_grow(seq: Sequence, config: EngineConfig) -> int:
 def chunks_missing(needs: Iterable[tuple[SequenceCache, int]]) -> int:
     """Return how many chunks must be free before each cache can reserve so many rows behind its prefix.
 
-    A chunk that is not full and shared is copied by each that writes into it, but for the last that holds it.
+    A chunk that is not full and shared is copied by each that writes into it, but for the last that holds it; one that
+    is held for later sequences is copied by all.
     """
     missing, writers = 0, Counter[int]()
     for cache, rows in needs:
@@ -82,7 +84,7 @@ def chunks_missing(needs: Iterable[tuple[SequenceCache, int]]) -> int:
         split, begun = divmod(cache.length, pool.chunk_rows)
         if rows and begun:
             writers[chunks[split]] += 1
-            missing += writers[chunks[split]] < pool.references(chunks[split])
+            missing += writers[chunks[split]] < pool.references(chunks[split]) + pool.is_held(chunks[split])
     return missing
 
 

@@ -1,145 +1,22 @@
-"""The KV cache: a pool of chunks shared by sequences, and one sequence's rows in it.
+"""One sequence's rows in the chunk pool: a committed prefix, and rows reserved behind it for a round.
 
-Knows no model and no attention: layers are shapes, rows are numbers. The idea: a sequence is a list of chunk
-ids and a length. Rows of a round are written behind the length; keeping some of them moves only those not
-already in place, across all layers at once, and nothing ever moves because the context is long. Neighbouring
-chunk ids are one strided view, so attention reads the cache in place, one run at a time.
+Knows no model and no attention. The idea: a sequence is a list of chunk ids and a length. Rows of a round are written
+behind the length; keeping some of them moves only those not already in place, across all layers at once, and nothing
+ever moves because the context is long.
 
 Shapes: Hk key heads, Dk and Dv sizes of a key and of a value row of one head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from longgraft.config import GraftError
+from longgraft.pool import ChunkPool, LayerShape, Span
 
-Span = tuple[int, int]
-"""Rows start .. stop-1 of the pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What one row of one layer holds: `kv_heads` keys of `key_dim` and as many values of `value_dim`."""
-
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-
-
-class ChunkPool:
-    """K and V of all layers in chunks of `chunk_rows` rows, with a reference count per chunk.
-
-    `keys[layer] [num_chunks * chunk_rows, Hk, Dk]` and `values[layer] [.., Hk, Dv]` are views: layers of
-    equal shape share one allocation, so that a row moves in all of them by one copy. Memory is reserved, not
-    touched: on the CPU a chunk costs nothing before it is first written.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[LayerShape],
-        num_chunks: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        chunk_rows: int = 256,
-    ) -> None:
-        if not layers or num_chunks < 1 or chunk_rows < 1:
-            raise ValueError(f"{len(layers)} layers, {num_chunks} x {chunk_rows} rows: expected 1 or more")
-        self.layers = tuple(layers)
-        self.num_chunks, self.chunk_rows = num_chunks, chunk_rows
-        self.dtype, self.device = dtype, torch.device(device)
-        self.num_free = num_chunks
-        self._references = [0] * num_chunks
-        self._groups: list[Tensor] = []
-        keys: dict[int, Tensor] = {}
-        values: dict[int, Tensor] = {}
-        for shape in dict.fromkeys(layers):
-            members = [layer for layer, other in enumerate(layers) if other == shape]
-            for views, size in ((keys, shape.key_dim), (values, shape.value_dim)):
-                rows = (len(members), num_chunks * chunk_rows, shape.kv_heads, size)
-                self._groups.append(torch.empty(rows, dtype=dtype, device=self.device))
-                views.update((layer, self._groups[-1][i]) for i, layer in enumerate(members))
-        self.keys = tuple(keys[layer] for layer in range(len(layers)))
-        self.values = tuple(values[layer] for layer in range(len(layers)))
-
-    @property
-    def bytes_per_chunk(self) -> int:
-        """Bytes that one chunk takes in all layers, keys and values."""
-        return sum(prod(group.shape) for group in self._groups) // self.num_chunks * self.dtype.itemsize
-
-    def references(self, chunk: int) -> int:
-        """Return how many sequences hold this chunk; 0 = free."""
-        return self._references[chunk]
-
-    def allocate(self, count: int, after: int | None = None) -> list[int]:
-        """Take `count` free chunks: the neighbours behind `after`, else a place in the largest gap.
-
-        Raises GraftError, and takes nothing, if too few are free.
-        """
-        if count > self.num_free:
-            more = (count - self.num_free) * self.bytes_per_chunk
-            raise GraftError(
-                f"KV pool: {count} chunks of {self.chunk_rows} rows needed, {self.num_free} of "
-                f"{self.num_chunks} free: raise kv_bytes by {more:,}, lower max_context, or release sequences"
-            )
-        taken: list[int] = []
-        chunk = self.num_chunks if after is None else after + 1
-        for left in range(count, 0, -1):
-            if chunk >= self.num_chunks or self._references[chunk]:
-                chunk = self._place(left)
-            self._references[chunk] = 1
-            taken.append(chunk)
-            chunk += 1
-        self.num_free -= count
-        return taken
-
-    def _place(self, count: int) -> int:
-        """Where `count` chunks start in the largest gap: its middle, so that who ends there can grow on."""
-        start = size = run = 0
-        for chunk, references in enumerate(self._references):
-            run = 0 if references else run + 1
-            if run > size:
-                start, size = chunk - run + 1, run
-        return start and start + max(0, size - count) // 2
-
-    def share(self, chunks: Iterable[int]) -> None:
-        """Add one reference to each of these chunks, all of them in use."""
-        for chunk in chunks:
-            if not self._references[chunk]:
-                raise ValueError(f"chunk {chunk} is free: expected one in use")
-            self._references[chunk] += 1
-
-    def release(self, chunks: Iterable[int]) -> None:
-        """Drop one reference to each of these chunks; a chunk without references is free."""
-        for chunk in chunks:
-            if not self._references[chunk]:
-                raise ValueError(f"chunk {chunk} is free already")
-            self._references[chunk] -= 1
-            self.num_free += self._references[chunk] == 0
-
-    def copy_span(self, source: Span, start: int) -> None:
-        """Copy pool rows `source` to rows start .., in all layers; the two must not overlap."""
-        rows = source[1] - source[0]
-        for group in self._groups:
-            group[:, start : start + rows] = group[:, source[0] : source[1]]
-
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy pool rows `sources` to rows `targets` in all layers; all are read before any is written."""
-        read, write = (torch.tensor(rows, device=self.device) for rows in (sources, targets))
-        for group in self._groups:
-            group.index_copy_(1, write, group.index_select(1, read))
-
-    def check_integrity(self) -> str:
-        """Return what is wrong with the counts, or an empty string."""
-        if min(self._references) < 0:
-            return "a chunk has a negative reference count"
-        free = self._references.count(0)
-        return "" if free == self.num_free else f"{free} chunks are free, num_free says {self.num_free}"
+__all__ = ["ChunkPool", "LayerShape", "SequenceCache", "Span"]
 
 
 class SequenceCache:
@@ -147,7 +24,8 @@ class SequenceCache:
 
     A round is `reserve`, `write` for every layer, `keep`. Chunks may be shared with other sequences; the
     prefix is read only, and a shared chunk is copied before rows are written into it. `rows_moved` counts the
-    rows that were copied so far (each in all layers).
+    rows that were copied so far (each in all layers). `side_rows`: prefix rows whose side rows are known; all between
+    its two numbers. `before_release` is called once, when the cache is about to give all chunks back.
     """
 
     def __init__(self, pool: ChunkPool) -> None:
@@ -155,6 +33,8 @@ class SequenceCache:
         self.length = 0
         self.reserved = 0
         self.rows_moved = 0
+        self.side_rows: Span = (0, 0)
+        self.before_release: Callable[[], None] | None = None
         self._chunks: list[int] = []
         self._joined = list[Span]()
 
@@ -174,7 +54,7 @@ class SequenceCache:
         rows += behind
         needed = -(-(self.length + rows) // size) - len(self._chunks)
         split = self.length // size if rows and self.length % size else None
-        shared = split is not None and pool.references(self._chunks[split]) > 1
+        shared = split is not None and pool.is_shared(self._chunks[split])
         fresh = pool.allocate(max(needed, 0) + shared, self._chunks[-1] if self._chunks else None)
         if split is not None and shared:
             self._own(split, fresh.pop(0))
@@ -249,17 +129,68 @@ class SequenceCache:
         twin = SequenceCache(self.pool)
         twin._chunks = self._chunks[: -(-self.length // self.pool.chunk_rows)]
         self.pool.share(twin._chunks)
-        twin.length = self.length
+        twin.length, twin.side_rows = self.length, self.side_rows
         twin._join()
         return twin
 
+    def attach(self, chunks: Sequence[int], rows: int, side_begin: int | None = None) -> None:
+        """Begin an empty cache with full chunks that are shared with it already: one reference each becomes its own.
+
+        `rows` more are copied from the chunk behind those, the last of `chunks`, if it is not 0. Side rows are known
+        from row `side_begin` on. Raises GraftError, and changes nothing, if there is no room for the copy.
+        """
+        size = self.pool.chunk_rows
+        if self._chunks or not 0 <= rows < size or rows > 0 == len(chunks):
+            raise ValueError(f"{len(self._chunks)} chunks are held, {rows} rows to copy: expected none, below {size}")
+        full = list(chunks[: len(chunks) - (rows > 0)])
+        if rows:
+            (fresh,) = self.pool.allocate(1, full[-1] if full else None)
+            self.pool.copy_span((chunks[-1] * size, chunks[-1] * size + rows), fresh * size)
+            self.pool.release([chunks[-1]])
+            full.append(fresh)
+            self.rows_moved += rows
+        self._chunks, self.length = full, (len(chunks) - (rows > 0)) * size + rows
+        self.side_rows = (self.length if side_begin is None else side_begin, self.length)
+        self._join()
+
+    def adopt(self, index: int, chunk: int) -> None:
+        """Replace the full chunk `index` by `chunk`, which holds the same rows and is shared with this cache now."""
+        self.pool.share([chunk])
+        self.pool.release([self._chunks[index]])
+        self._chunks[index] = chunk
+        self._join()
+
+    def write_side(self, first: int, rows: Tensor) -> None:
+        """Store the side rows `[n, F]` of prefix rows from `first` on; a gap forgets what lies before it."""
+        if self.pool.side is None:
+            return
+        begin, end = self.side_rows
+        self.side_rows = (begin if first == end else first, first + len(rows))
+        done = 0
+        for start, stop in self._spans(first, first + len(rows)):
+            self.pool.side[start:stop].copy_(rows[done : done + stop - start].detach())
+            done += stop - start
+
+    def read_side(self, first: int, last: int) -> Tensor:
+        """Return a copy of the side rows of prefix rows first .. last-1. [n, F]"""
+        begin, end = self.side_rows
+        if self.pool.side is None or not begin <= first <= last <= end:
+            raise ValueError(f"side rows {first} to {last}: only {begin} to {end} are known")
+        return torch.cat([self.pool.side[:0], *(self.pool.side[a:b] for a, b in self._spans(first, last))])
+
     def release(self) -> None:
         """Give every chunk back; the cache is empty and can be used again."""
-        self._cut(0)
+        call, self.before_release = self.before_release, None
+        try:
+            if call is not None:
+                call()
+        finally:
+            self._cut(0)
 
     def _cut(self, length: int) -> None:
         """Set the prefix to `length` rows, nothing reserved, and give back chunks behind it."""
         self.length, self.reserved = length, 0
+        self.side_rows = (min(self.side_rows[0], length), min(self.side_rows[1], length))
         needed = -(-length // self.pool.chunk_rows)
         if needed < len(self._chunks):
             self.pool.release(self._chunks[needed:])
@@ -294,7 +225,7 @@ class SequenceCache:
         if any(not self.pool.references(chunk) for chunk in self._chunks):
             return "a chunk in use is free in the pool"
         writable = self._chunks[self.length // size :] if self.reserved else []
-        if any(self.pool.references(chunk) > 1 for chunk in writable):
+        if any(self.pool.is_shared(chunk) for chunk in writable):
             return "reserved rows lie in a shared chunk"
         rows_at = [row for start, stop in self._joined for row in range(start, stop, size)]
         return "" if rows_at == [chunk * size for chunk in self._chunks] else "spans and chunks differ"

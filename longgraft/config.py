@@ -112,6 +112,10 @@ class EngineConfig:
     kernels whose rows do not depend on one another, so that grafted decoding is bitwise plain decoding in low
     precision too; refused where that cannot be had.
     `history_tokens`: how many tokens of answers are kept for later requests of the same tenant (0 = none).
+    `prefix_cache`: keep K/V of requests, as long as the KV pool has room, for later ones that begin alike (of the same
+    tenant). `prefix_rows`: reuse any rows, those of answers too; else, unless `exact`, only those that reading the same
+    prompt anew would compute in the same forwards, `prefill_rows` at a time. `prefix_spill`: folder where what the pool
+    has no room for is kept until the process ends, at most `prefix_spill_bytes` (None: nowhere).
     `cost_table`: JSON file with frozen round costs (None = measure). `backend`: attention backend, `auto`,
     `cpu` or `reference`.
     """
@@ -126,13 +130,18 @@ class EngineConfig:
     gates: str | None = None
     exact: bool = False
     history_tokens: int = 0
+    prefix_cache: bool = True
+    prefix_rows: bool = False
+    prefix_spill: str | None = None
+    prefix_spill_bytes: int = 8 << 30
     cost_table: str | None = None
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("max_nodes", "prefill_rows", "round_rows", "max_batch", "history_tokens"):
+        for name in ("max_nodes", "prefill_rows", "round_rows", "max_batch", "history_tokens", "prefix_spill_bytes"):
             _whole(name, getattr(self, name))
         _check(self.history_tokens >= 0, f"history_tokens is {self.history_tokens}: expected 0 (off) or more")
+        _check(self.prefix_spill_bytes >= 0, f"prefix_spill_bytes is {self.prefix_spill_bytes}: expected 0 or more")
         for name in ("max_context", "kv_bytes"):
             _whole(name, getattr(self, name), optional=True)
         _check(0 <= self.max_nodes <= 1023, f"max_nodes is {self.max_nodes}: expected 0 to 1023")

@@ -22,6 +22,7 @@ from longgraft.draft.base import Drafter, NullDrafter, freeze_costs
 from longgraft.features import Features
 from longgraft.policy import Policies
 from longgraft.prefill import PromptReader
+from longgraft.prefix import PrefixCache, save_prompt, side_columns
 from longgraft.references import References
 from longgraft.request import raise_first
 from longgraft.resolve import resolve
@@ -64,11 +65,12 @@ class Engine:
         self_check(self.target)
         if self.config.exact:
             probe_exact(self.target)
-        self.pool = pool or self.target.new_pool(pool_chunks(self.target, self.config))
+        side = side_columns(self.target, self.drafter, self.config)
+        self.pool = pool or self.target.new_pool(pool_chunks(self.target, self.config, side), side)
+        self.prefixes = PrefixCache(self.target, self.pool, self.config, self.drafter)
         self.cost = cost if cost is not None else costs_of(self.target, self.pool, self.config)
         self._is_frozen = freeze_costs(self.drafter, self.cost)
-        layers = self.drafter.feature_layers
-        self.features = Features(self.target.model, layers) if layers else None
+        self.features = Features(self.target.model, layers) if (layers := self.drafter.feature_layers) else None
         self.policies = Policies(self.drafter, self.cost, self.config, self.target.vocab_size)
 
     @classmethod
@@ -147,8 +149,7 @@ class Engine:
         ids = self._tokenizer()(prompt)["input_ids"] if isinstance(prompt, str) else token_ids_of(prompt)
         if not ids:
             raise GraftError("the prompt is empty: expected at least one token")
-        wrong = [i for i in ids if not 0 <= i < self.target.vocab_size]
-        if wrong:
+        if wrong := [i for i in ids if not 0 <= i < self.target.vocab_size]:
             raise GraftError(f"prompt token id {wrong[0]}: expected 0 to {self.target.vocab_size - 1}")
         return ids
 
@@ -174,14 +175,8 @@ class Engine:
             )
         require_room(self.target, self.pool, total, self.config)
         threshold = self.target.long_rope_from
-        stop = StopRules(
-            params.eos_token_ids or (),
-            params.stop,
-            params.max_new_tokens,
-            self.max_context - len(prompt_ids),
-            self.tokenizer,
-            prompt_ids=prompt_ids,
-        )
+        room, ends = self.max_context - len(prompt_ids), params.eos_token_ids or ()
+        stop = StopRules(ends, params.stop, params.max_new_tokens, room, self.tokenizer, prompt_ids=prompt_ids)
         return Sequence(
             token_ids=list(prompt_ids),
             prompt_len=len(prompt_ids),
@@ -219,10 +214,9 @@ class Engine:
 
     def output(self, seq: Sequence) -> Output:
         """Return what a sequence holds; one that was left early says `cancelled`."""
-        new = tuple(seq.new_token_ids)
         documents, lines = self.retrieval.origins(seq)
         return Output(
-            token_ids=new,
+            token_ids=tuple(seq.new_token_ids),
             text=seq.stop.text if self.tokenizer is not None else "",
             finish_reason=seq.stop.finish_reason or seq.ended or "cancelled",
             seed=seq.sampler.seed,
@@ -234,6 +228,14 @@ class Engine:
             lines=lines,
             stats=seq.stats.summary(),
         )
+
+    def save_prefix(self, path: str, prompt: Prompt, tenant: str | None = None, new_tokens: int = 1) -> int:
+        """Read `prompt`, as far as it is not cached, and write its K/V to a file; see `prefix.save_prompt`."""
+        return save_prompt(self, path, prompt, tenant, new_tokens)
+
+    def load_prefix(self, path: str, tenant: str | None = None) -> int:
+        """Bring back what `save_prefix` wrote, for requests of this tenant; return the number of rows (tokens)."""
+        return self.prefixes.load(path, tenant)
 
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:

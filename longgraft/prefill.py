@@ -59,14 +59,17 @@ class PromptReader:
 
     def __init__(self, engine: Engine) -> None:
         self.target, self.drafter, self.features = engine.target, engine.drafter, engine.features
+        self.prefixes = engine.prefixes
         self.rows = engine.config.prefill_rows
         self.growth = growth_of(engine.cost)
 
     def begin(self, seq: Sequence) -> None:
-        """Prepare to read; nothing is computed yet. Here rows that were computed for others are attached."""
+        """Attach the rows that were computed for others; nothing is computed yet."""
+        self.prefixes.begin(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """See that every row of the prompt is in the cache. Here they are made known to others."""
+        """Make the rows known to others, now that every row of the prompt is in the cache."""
+        self.prefixes.finish(seq)
 
     def left(self, seq: Sequence) -> int:
         """Return how many rows are still to be read."""
@@ -91,10 +94,17 @@ class PromptReader:
         return Segment(seq.cache, tokens, np.arange(done, done + rows, dtype=np.int32), wants_logits=False)
 
     def take(self, seq: Sequence, rows: int, states: Tensor | None) -> None:
-        """Keep the rows that a forward computed; hand the hidden states `[rows, F]` that the drafter reads to it."""
+        """Keep the rows that a forward computed, and the hidden states `[rows, F]` that the drafter reads.
+
+        Where the pool has side rows all states go there, whoever the request is for; else those in the drafter's window
+        go to it.
+        """
         first = seq.cache.length
         seq.cache.keep(range(rows))
         seq.stats.prefilled_tokens += rows
+        if states is not None and seq.cache.pool.side is not None:
+            seq.cache.write_side(first, states)
+            return
         skipped = max(0, len(seq.token_ids) - 1 - self.drafter.feature_window - first)
         if states is not None and seq.policy.drafts and skipped < rows:
             self.drafter.prefill(seq, first + skipped, states[skipped:])
@@ -106,12 +116,16 @@ class PromptReader:
                 seq.index.extend(np.asarray(seq.token_ids[seq.num_indexed :], np.int32), learn=False)
             seq.num_indexed = len(seq.token_ids)
 
+    def wants_states(self, seq: Sequence) -> bool:
+        """Say whether a forward over a prompt's rows must take the states that the drafter reads."""
+        return self.features is not None and (seq.policy.drafts or seq.cache.pool.side is not None)
+
     def read(self, seq: Sequence, progress: Progress | None = None) -> None:
         """Read a whole prompt by itself, and index it."""
         self.begin(seq)
         clock, total = self.clock(seq), self.left(seq)
         while (rows := self.next_rows(seq, self.rows)) > 0:
-            features = self.features if seq.policy.drafts else None
+            features = self.features if self.wants_states(seq) else None
             with seq.stats.stage("prefill"):
                 self.target.forward([self.segment(seq, rows)], long_rope=seq.long_rope, features=features)
                 self.take(seq, rows, features.rows() if features else None)

@@ -43,8 +43,8 @@ class Retrieval:
         index = self.new_index(self.vocab_size)
         if references is None or not is_read:
             return index
-        if references.tenant is not None and not self.config.history_tokens:
-            raise GraftError("tenant needs a history: set history_tokens of EngineConfig to how much it may hold")
+        if references.tenant is not None and not (self.config.history_tokens or self.config.prefix_cache):
+            raise GraftError("a tenant shares nothing: set history_tokens of EngineConfig, or leave prefix_cache on")
         references.put_into(index, encode, self.history)
         if references.corpora:
             references.feed(index, self._tokenizer_hash, self.vocab_size)

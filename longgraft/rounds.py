@@ -113,7 +113,11 @@ class Rounds:
             return []
 
     def _run(self, parts: Seq[Part]) -> list[Rows]:
-        features = self.features if any(part.request.seq.policy.drafts for part in parts) else None
+        is_read = any(
+            p.request.seq.policy.drafts if p.tree is not None else self.reader.wants_states(p.request.seq)
+            for p in parts
+        )
+        features = self.features if is_read else None
         segments, long_rope = [part.segment for part in parts], parts[0].request.seq.long_rope
         begin = time.perf_counter()
         rows = run_segments(self.target, segments, long_rope, features)

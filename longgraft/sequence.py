@@ -116,6 +116,8 @@ class Sequence:
         """Commit `token_ids` (the accepted ones after clipping): KV rows, index, tokens, provenance, stats."""
         path = accepted.path[: len(token_ids)]
         self.cache.keep([int(result.slots[node]) for node in path])
+        if result.features is not None and path:
+            self.cache.write_side(self.cache.length - len(path), result.features[path])
         if self.policy.retrieves:
             self._observe(result, path)
             self.index.extend(np.asarray(token_ids, np.int32), learn=True)

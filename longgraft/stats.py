@@ -49,6 +49,8 @@ class Stats:
     draft_price: float = 0.0
     prefilled_tokens: int = 0
     put_back: int = 0
+    prefix_rows: int = 0
+    prefix_chunks: int = 0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -93,6 +95,8 @@ class Stats:
         drafted = [r for r in self.rounds if r.nodes]
         return {
             "prompt_tokens": self.prompt_tokens,
+            "prefix_rows": self.prefix_rows,
+            "prefix_chunks": self.prefix_chunks,
             "new_tokens": self.new_tokens,
             "rounds": len(self.rounds),
             "drafted_rounds": len(drafted),

@@ -88,9 +88,9 @@ class Target:
         limit = getattr(self.config, "max_position_embeddings", None)
         return int(limit) if limit else None
 
-    def new_pool(self, num_chunks: int) -> ChunkPool:
-        """Return a chunk pool of the model's shapes."""
-        return ChunkPool(self.layers, num_chunks, self.dtype, self.device)
+    def new_pool(self, num_chunks: int, side: int = 0) -> ChunkPool:
+        """Return a chunk pool of the model's shapes, with `side` further columns a row."""
+        return ChunkPool(self.layers, num_chunks, self.dtype, self.device, side=side)
 
     def forward(
         self, segments: Sequence[Segment], long_rope: bool = False, features: Features | None = None

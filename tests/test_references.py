@@ -102,9 +102,10 @@ def test_a_tenant_copies_from_its_own_answers() -> None:
     assert again.documents == ("", HISTORY) and other.documents == ("",)
 
 
-def test_a_tenant_needs_a_history() -> None:
-    with pytest.raises(GraftError, match="history_tokens"):
-        fast_engine().generate(prompt_of(80), GREEDY, references=References(tenant="a"))
+def test_a_tenant_needs_something_to_share() -> None:
+    engine = engine_for(prefix_cache=False)
+    with pytest.raises(GraftError, match="a tenant shares nothing: set history_tokens"):
+        engine.generate(prompt_of(80), GREEDY, references=References(tenant="a"))
 
 
 def make_corpus(folder: Path, tokens: list[int]) -> Corpus:

@@ -241,7 +241,7 @@ def test_a_long_prompt_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     chats = [scheduler.add(opened(engine, 17, seed, max_new_tokens=40)) for seed in range(2)]
     while any(chat.is_reading or not chat.seq.new_token_ids for chat in chats):
         scheduler.step()
-    document = scheduler.add(opened(engine, 700))
+    document = scheduler.add(opened(engine, 700, 7))
     before = len(forwards)
     while not any(chat.is_over for chat in chats):
         lengths = [len(chat.seq.token_ids) for chat in chats]

@@ -61,7 +61,9 @@ class Kept:
 
 def _make(model: Any, config: EngineConfig, drafter: Drafter) -> Engine:
     """Check the model and measure it; what comes back holds neither the model nor memory for KV."""
-    engine = Engine(model, None, replace(config, max_context=MEASURING_CONTEXT, kv_bytes=None), drafter=drafter)
+    engine = Engine(
+        model, None, replace(config, max_context=MEASURING_CONTEXT, kv_bytes=None, prefix_cache=False), drafter=drafter
+    )
     engine.config = config
     engine.pool = engine.target.new_pool(1)
     engine.target.model = proxy(model)
