@@ -171,7 +171,9 @@ def _bench_sampling(vocab: int) -> Iterator[dict[str, Any]]:
 
 def bench_step(args: argparse.Namespace) -> dict[str, Any]:
     """Time one plain decode step beside transformers' DynamicCache + sdpa at each context, interleaved."""
-    engine = Engine.from_pretrained(args.model, EngineConfig(policy="plain"), dtype=args.dtype, quantize=args.quantize)
+    engine = Engine.from_pretrained(
+        args.model, EngineConfig(policy="plain", prefix_cache=False), dtype=args.dtype, quantize=args.quantize
+    )
     rows = []
     for context in args.contexts:
         cache = filled(engine.target, engine.pool, context)
@@ -219,7 +221,9 @@ def _transformers_step(engine: Engine, context: int) -> Callable[[], float]:
 
 def bench_costs(args: argparse.Namespace) -> dict[str, Any]:
     """Time passes of N rows behind L random K/V rows."""
-    engine = Engine.from_pretrained(args.model, EngineConfig(policy="plain"), dtype=args.dtype, quantize=args.quantize)
+    engine = Engine.from_pretrained(
+        args.model, EngineConfig(policy="plain", prefix_cache=False), dtype=args.dtype, quantize=args.quantize
+    )
     rows = []
     cache = filled(engine.target, engine.pool, max(args.contexts))
     with engine.target.session():

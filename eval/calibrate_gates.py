@@ -163,7 +163,9 @@ def _recorded(options: argparse.Namespace) -> tuple[list[Round], Gates]:
     if options.max_new_tokens < 1:
         raise GraftError(f"--max-new-tokens is {options.max_new_tokens}: expected 1 or more")
     gates = Gates.load(options.gates) if options.gates else Gates()
-    config = EngineConfig(policy="dense", cost_table=options.cost_table, max_nodes=max(60, gates.rows))
+    config = EngineConfig(
+        policy="dense", cost_table=options.cost_table, max_nodes=max(60, gates.rows), prefix_cache=False
+    )
     engine = Engine.from_pretrained(options.model, config, dtype=options.dtype, draft=options.draft)
     prompts = prompts_of(options.tasks, options.texts, engine.tokenizer, options.prompts)
     return record(engine, prompts, gates, options.max_new_tokens), gates

@@ -37,10 +37,13 @@ def main() -> None:
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--cost-table")
     args = parser.parse_args()
-    config = EngineConfig(exact=args.exact, cost_table=args.cost_table)
+    config = EngineConfig(exact=args.exact, cost_table=args.cost_table, prefix_cache=False)
     grafted = Engine.from_pretrained(args.model, config, dtype=args.dtype)
     plain = Engine(
-        grafted.target.model, grafted.tokenizer, EngineConfig(policy="plain", exact=args.exact), pool=grafted.pool
+        grafted.target.model,
+        grafted.tokenizer,
+        EngineConfig(policy="plain", exact=args.exact, prefix_cache=False),
+        pool=grafted.pool,
     )
     rows = [compare(plain, grafted, task, args) for task in args.tasks.split(",")]
     print(table(rows))

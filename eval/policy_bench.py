@@ -70,10 +70,10 @@ class Bench:
 
             drafter = load_drafter(settings.draft, model, tokenizer, str(costs) if costs.exists() else None)
             self.recorder = Recorder(drafter)
-        plain = Engine(model, tokenizer, EngineConfig(policy="plain"))
+        plain = Engine(model, tokenizer, EngineConfig(policy="plain", prefix_cache=False))
         self.cost = self._costs(plain, costs)
         recorder: Any = self.recorder
-        config = EngineConfig(gates=settings.gates)
+        config = EngineConfig(gates=settings.gates, prefix_cache=False)
         self.engine = Engine(model, tokenizer, config, drafter=recorder, cost=self.cost, pool=plain.pool)
         for policy in settings.policies:
             self.engine.policies.get(policy)

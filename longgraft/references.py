@@ -25,8 +25,9 @@ class References:
     """Sources of one request.
 
     `prediction`: what the answer will probably look like (text or token ids). `documents`: texts by name. `corpora`:
-    names, folders or opened corpora (`longgraft index build`). `tenant`: share answers with other requests of this
-    name (needs `EngineConfig.history_tokens`); without one nothing is shared.
+    names, folders or opened corpora (`longgraft index build`). `tenant`: whose request it is: K/V of equal
+    beginnings, and answers (with `EngineConfig.history_tokens`), are shared with requests of this name alone; those
+    without one share beginnings among themselves.
     """
 
     prediction: Text | None = None

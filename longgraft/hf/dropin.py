@@ -61,11 +61,10 @@ class Kept:
 
 def _make(model: Any, config: EngineConfig, drafter: Drafter) -> Engine:
     """Check the model and measure it; what comes back holds neither the model nor memory for KV."""
-    engine = Engine(
-        model, None, replace(config, max_context=MEASURING_CONTEXT, kv_bytes=None, prefix_cache=False), drafter=drafter
-    )
+    measuring = replace(config, max_context=MEASURING_CONTEXT, kv_bytes=None, prefix_cache=False)
+    engine = Engine(model, None, measuring, drafter=drafter)
     engine.config = config
-    engine.pool = engine.target.new_pool(1)
+    engine.pool = engine.prefixes.pool = engine.prefixes.store.pool = engine.target.new_pool(1)
     engine.target.model = proxy(model)
     return engine
 
