@@ -21,6 +21,8 @@ from longgraft.target import Progress, Segment
 if TYPE_CHECKING:
     from longgraft.engine import Engine
 
+# A prompt waits for another that is being read if it shares at least this part of it.
+SHARED = 0.75
 # Where the slope of the cost over the context is taken for estimates: rows of a forward, and tokens of context.
 SLOPE_ROWS, SLOPE_CONTEXT = 64, 32 * 1024
 
@@ -70,6 +72,14 @@ class PromptReader:
     def finish(self, seq: Sequence) -> None:
         """Make the rows known to others, now that every row of the prompt is in the cache."""
         self.prefixes.finish(seq)
+
+    def will_share(self, seq: Sequence, other: Sequence) -> bool:
+        """Say whether most of what `other` is reading will serve `seq` too, so that it need not be read twice."""
+        prefixes, shared = self.prefixes, int(SHARED * other.prompt_len)
+        if not prefixes.is_on or shared < prefixes.grid or len(seq.token_ids) <= shared:
+            return False
+        is_open = (seq.tenant, seq.long_rope) == (other.tenant, other.long_rope)
+        return is_open and seq.token_ids[:shared] == other.token_ids[:shared]
 
     def left(self, seq: Sequence) -> int:
         """Return how many rows are still to be read."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
 from typing import Any
@@ -70,8 +70,7 @@ class PrefixCache:
             return
         now = signature(self.target.model)
         root = self._root(now, seq.long_rope, seq.tenant)
-        live = [run.end for run in self._runs.values() if run.end is not None]
-        match = self.store.find(root, np.asarray(seq.token_ids[:-1], np.int32), live, self.grid)
+        match = self.store.find(root, np.asarray(seq.token_ids[:-1], np.int32), self._live(), self.grid)
         size = self.pool.chunk_rows
         if match.rows % size and not self.pool.num_free:  # no room for a copy of the last chunk's rows
             self.store.shorten(match, match.rows // lcm(self.grid, size) * lcm(self.grid, size))
@@ -83,6 +82,15 @@ class PrefixCache:
         self._runs[id(seq)] = _Run(seq, root, now)
         seq.cache.before_release = partial(self._retire, seq)
         self._count(seq, match.rows)
+
+    def _live(self) -> list[Entry]:
+        """Return the unfinished chunks of running sequences, where they lie now: a fork may have moved them."""
+        found = list[Entry]()
+        for run in self._runs.values():
+            index = (run.good or 0) // self.pool.chunk_rows
+            if run.end is not None and run.seq.cache.length >= (run.good or 0):
+                found.append(replace(run.end, chunk=run.seq.cache.chunks[index]))
+        return found
 
     def _count(self, seq: Sequence, rows: int) -> None:
         self.requests += 1

@@ -123,7 +123,8 @@ class Scheduler:
     def _admit(self) -> None:
         """Let waiting requests join, oldest first, as far as memory goes; with nobody running, the oldest in any case.
 
-        One that does not fit lets younger ones pass, but only so often.
+        One that does not fit lets younger ones pass, but only so often. One whose text somebody is just reading waits
+        for those rows.
         """
         # What those who run will still need has room first.
         free = self.pool.num_free - sum(chunks_to_grow(request.seq, self.config) for request in self.running)
@@ -131,6 +132,8 @@ class Scheduler:
         for request in [request for request in self.waiting if not request.is_over]:
             if len(self.running) >= self.config.max_batch or any(r.passed >= MOST_PASSED for r in skipped):
                 break
+            if any(self.reader.will_share(request.seq, other.seq) for other in self.running if other.is_reading):
+                continue
             if (needed := chunks_to_grow(request.seq, self.config)) > free and self.running:
                 skipped.append(request)
                 continue

@@ -98,6 +98,27 @@ def test_several_answers_to_one_prompt_read_it_once() -> None:
     assert is_whole(engine)
 
 
+def test_a_running_sequence_whose_end_moved_still_serves_others() -> None:
+    """A fork makes it write into a copy of its last chunk; what it had there belongs to the fork, then to others."""
+    engine = engine_for()
+    seq = engine.open(FIRST, GREEDY)
+    rounds = engine.run([seq])
+    next(rounds)
+    twin, before = seq.cache.fork(), seq.cache.chunks
+    next(rounds)
+    assert seq.cache.chunks[-1] != before[-1]
+    twin.release()
+    other = SequenceCache(engine.pool)
+    other.reserve(256 * engine.pool.num_free)
+    for layer in range(2):
+        engine.pool.keys[layer].view(-1, 256, 2, 16)[list(other.chunks)] = 7.0
+    other.release()
+    output = engine.generate(FIRST, GREEDY)
+    assert output.stats["prefix_rows"] == 639 and list(output.token_ids) == truth(FIRST)
+    rounds.close()
+    assert is_whole(engine)
+
+
 def test_low_precision_reuses_only_what_a_cold_run_computes_alike() -> None:
     """Whole forwards of the prompt's grid, never an answer; every reused row has the bits of a cold run."""
     model = tiny_model("llama", torch.float32)
@@ -170,7 +191,7 @@ def test_no_room_for_a_copy_means_fewer_rows() -> None:
 def test_a_cancelled_prompt_keeps_what_was_read() -> None:
     engine = engine_for(prefill_rows=128)
 
-    def stop(done: int, _: int) -> None:
+    def stop(done: int, *_: float) -> None:
         if done == 384:
             raise KeyboardInterrupt
 
