@@ -176,7 +176,7 @@ def test_whoever_joins_leaves_or_is_put_back_the_others_are_as_alone(
 def test_scripted_drafters_beside_one_another(name: str) -> None:
     """Their state says whether they were told of every committed token, also by those put back in between."""
     truth = [*prompt_of(60), *alone(60, 0)]
-    engine = small(drafter=DRAFTERS[name](truth))
+    engine = small(drafter=DRAFTERS[name](truth), prefix_cache=False)  # or they would read one after the other
     scheduler = scheduler_for(engine)
     requests = [scheduler.add(opened(engine, 60, policy=policy)) for policy in ("adaptive", "dense", "paper")]
     for _ in range(4):
@@ -312,7 +312,7 @@ def test_the_youngest_is_put_back_and_its_tokens_read_again(monkeypatch: pytest.
 
 
 def test_who_does_not_fit_is_passed_only_so_often() -> None:
-    engine = small(12)
+    engine = small(12, prefix_cache=False)
     scheduler = scheduler_for(engine)
     running = scheduler.add(opened(engine, 60, max_new_tokens=40))
     scheduler.step()
