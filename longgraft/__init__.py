@@ -15,8 +15,9 @@ _HOMES = {
     "Output": "longgraft.config",
     "References": "longgraft.references",
     "SamplingParams": "longgraft.config",
+    "Service": "longgraft.service",
 }
-__all__ = ["Engine", "EngineConfig", "GraftError", "Output", "References", "SamplingParams", "__version__"]
+__all__ = ["Engine", "EngineConfig", "GraftError", "Output", "References", "SamplingParams", "Service", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -131,9 +131,7 @@ def generate(
         refuse_stdin_twice(prompt_file, chat, prediction, *document or ())
         source, references = read_prompt(prompt, prompt_file, chat), read_references(prediction, document, corpus)
         engine = open_engine(model, config, chosen)
-        from longgraft.show import show
-
-        output = show(engine, encode(engine, source), params, in_colour=color, sums=not as_json, references=references)
+        output = _shown(engine, source, params, in_colour=color, sums=not as_json, references=references)
         if as_json:
             print_json(engine, output)
     if output.finish_reason == "cancelled":
@@ -208,6 +206,13 @@ def mendable() -> Iterator[None]:
         # Nobody reads any more; the interpreter's own flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(141) from None
+
+
+def _shown(engine: Engine, source: Any, params: SamplingParams, **options: Any) -> Output:
+    """Generate and print as it comes."""
+    from longgraft.show import show
+
+    return show(engine, encode(engine, source), params, **options)
 
 
 def refuse_unshown(logprobs: int | None, as_json: bool) -> None:

@@ -69,16 +69,13 @@ def _verified(module: nn.Module) -> Make | None:
 
 
 def _kind(module: nn.Module) -> Hashable:
-    """Return what modules of one kind share: class, settings, shapes, parts; not the values of weights."""
+    """Return what modules of one kind share: class, settings, shape; not the values of weights."""
     settings = tuple((name, _setting(x)) for name, x in vars(module).items() if not name.startswith("_"))
-    tensors = tuple((name, tuple(x.shape), x.dtype, x.device) for name, x in module.named_parameters(recurse=False))
-    parts = tuple((name, _kind(part)) for name, part in module._modules.items() if part is not None)
-    return type(module), settings, tensors, parts
+    tensors = tuple((tuple(x.shape), x.dtype, x.device) for x in module.parameters())
+    return type(module), settings, tensors
 
 
 def _setting(value: Any) -> Hashable:
-    if isinstance(value, functools.partial):
-        return value.func, tuple(map(_setting, value.args)), tuple((k, _setting(v)) for k, v in value.keywords.items())
     return value if isinstance(value, (int, float, str, type(None), torch.dtype)) else id(value)
 
 

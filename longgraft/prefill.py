@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import islice
+from operator import eq
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,12 +76,15 @@ class PromptReader:
         self.prefixes.finish(seq)
 
     def will_share(self, seq: Sequence, other: Sequence) -> bool:
-        """Say whether most of what `other` is reading will serve `seq` too, so that it need not be read twice."""
+        """Say whether most of what `other` is reading will serve `seq` too, so that it need not be read twice.
+
+        Stops at the first token that differs.
+        """
         prefixes, shared = self.prefixes, int(SHARED * other.prompt_len)
         if not prefixes.is_on or shared < prefixes.grid or len(seq.token_ids) <= shared:
             return False
         is_open = (seq.tenant, seq.long_rope) == (other.tenant, other.long_rope)
-        return is_open and seq.token_ids[:shared] == other.token_ids[:shared]
+        return is_open and all(map(eq, islice(seq.token_ids, shared), other.token_ids))
 
     def left(self, seq: Sequence) -> int:
         """Return how many rows are still to be read."""

@@ -42,7 +42,8 @@ class Request:
     """State of one request. `number`: by order of arrival; a lower one is older.
 
     `deadline`: when it ends with what it has, on the clock of `time.perf_counter`. `passed`: how often a younger one
-    was admitted before it. `end_reason`: why it ended where no stop rule says it; `ended_at`: when.
+    was admitted before it. `behind`: whose reading it waits for, to share the rows. `end_reason`: why it ended where no
+    stop rule says it; `ended_at`: when.
     """
 
     seq: Sequence
@@ -54,6 +55,7 @@ class Request:
     is_reading: bool = False
     clock: ReadingClock | None = None
     passed: int = 0
+    behind: Request | None = None
     failure: Failure | None = None
     end_reason: str | None = None
     ended_at: float | None = None

@@ -132,7 +132,7 @@ class Scheduler:
         for request in [request for request in self.waiting if not request.is_over]:
             if len(self.running) >= self.config.max_batch or any(r.passed >= MOST_PASSED for r in skipped):
                 break
-            if any(self.reader.will_share(request.seq, other.seq) for other in self.running if other.is_reading):
+            if self._waits(request):
                 continue
             if (needed := chunks_to_grow(request.seq, self.config)) > free and self.running:
                 skipped.append(request)
@@ -141,6 +141,13 @@ class Scheduler:
             for other in skipped:
                 other.passed += 1
             self._start(request)
+
+    def _waits(self, request: Request) -> bool:
+        """Say whether somebody is just reading most of what this request would read."""
+        if request.behind is None or not (request.behind.is_reading and request.behind in self.running):
+            reading = (other for other in self.running if other.is_reading)
+            request.behind = next((o for o in reading if self.reader.will_share(request.seq, o.seq)), None)
+        return request.behind is not None
 
     def _start(self, request: Request) -> None:
         self.waiting.remove(request)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from longgraft.cache import SequenceCache
 from longgraft.features import Features
-from longgraft.sequence import Sequence
 from longgraft.target import Segment, Target
 from longgraft.tree import TokenTree, Verification
 
@@ -35,14 +34,6 @@ def run_segments(
         results.append(Rows(rows, features.rows(first, last) if features else None))
         first = last
     return results
-
-
-def verify(
-    target: Target, batch: Seq[Sequence], trees: Seq[TokenTree], features: Features | None = None
-) -> list[Verification]:
-    """Run the target once over the trees of a batch; returns one `Verification` a sequence."""
-    segments = [segment_of(seq.cache, tree) for seq, tree in zip(batch, trees)]
-    return [verified(*pair) for pair in zip(trees, run_segments(target, segments, batch[0].long_rope, features))]
 
 
 def verified(tree: TokenTree, rows: Rows) -> Verification:

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +26,9 @@ TEMPLATE = """
 PROMPT = "the cat sat on the mat, the cat sat on the hat, the cat sat on"
 
 
-def byte_level(vocab_size: int = VOCAB, template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+@lru_cache(maxsize=4)
+def _trained(vocab_size: int) -> str:
+    """Trained once: on a loaded machine two trainings were seen to number tokens of equal rank differently."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -35,6 +38,11 @@ def byte_level(vocab_size: int = VOCAB, template: str | None = TEMPLATE) -> PreT
     )
     corpus = [PROMPT, "".join(chr(c) for c in range(33, 400)), "hats and cats and mats sit on that flat bat"] * 3
     tokenizer.train_from_iterator(corpus, trainer)
+    return str(tokenizer.to_str())
+
+
+def byte_level(vocab_size: int = VOCAB, template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer.from_str(_trained(vocab_size))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|start|>", chat_template=template)
 
 

@@ -11,8 +11,8 @@ import torch
 from longgraft.config import SamplingParams
 from longgraft.engine import Engine
 from longgraft.sequence import Sequence
-from longgraft.tree import TokenTree, chain
-from longgraft.verify import segment_of, verify
+from longgraft.tree import TokenTree, Verification, chain
+from longgraft.verify import run_segments, segment_of, verified
 from tests import engines
 from tests.cases import token_tree
 from tests.engines import engine_for, model_of, prompt_of
@@ -31,6 +31,11 @@ def opened(engine: Engine, token_ids: list[int]) -> Sequence:
     seq = engine.open(token_ids, SamplingParams(max_new_tokens=64))
     engine.prefill(seq)
     return seq
+
+
+def verify(engine: Engine, batch: list[Sequence], trees: list[TokenTree]) -> list[Verification]:
+    segments = [segment_of(seq.cache, tree) for seq, tree in zip(batch, trees)]
+    return [verified(tree, rows) for tree, rows in zip(trees, run_segments(engine.target, segments))]
 
 
 def rooted(name: str, root: int) -> TokenTree:
@@ -52,7 +57,7 @@ def test_every_node_gets_the_logits_of_its_path(arch: str) -> None:
     trees = [rooted(name, prompt[-1]) for name, prompt in zip(("random", "chain", "root"), prompts)]
     with engine.target.session():
         batch = [opened(engine, prompt) for prompt in prompts]
-        results = verify(engine.target, batch, trees)
+        results = verify(engine, batch, trees)
         assert [seq.cache.reserved for seq in batch] == [len(tree) for tree in trees], "rows wait to be kept"
     for seq in batch:
         seq.cache.release()
@@ -91,7 +96,7 @@ def test_one_forward_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine.target.session():
         batch = [opened(engine, prompt) for prompt in prompts]
         calls.clear()
-        verify(engine.target, batch, [token_tree("bushy"), token_tree("chain")])
+        verify(engine, batch, [token_tree("bushy"), token_tree("chain")])
     assert calls == [(1, len(token_tree("bushy")) + len(token_tree("chain")))]
     for seq in batch:
         seq.cache.release()
