@@ -1,23 +1,20 @@
 """Tree attention on the CPU: torch's flash kernel once per run of cached rows, merged by log-sum-exp.
 
-Knows tensors only. out = sum_i w_i out_i / sum_i w_i with w_i = exp(lse_i - max_j lse_j), in fp32 (float64
-for float64), where part i is one run of the prefix or the rows x rows tree. Without a mask the G query heads
-of a key head are folded into rows, so keys and values are read once and not G times.
+Knows tensors only. A part (`parts.py`) is one run of the prefix or the rows x rows tree. Without a mask the G
+query heads of a key head are folded into rows, so keys and values are read once and not G times.
 
 The kernel's traps, each met here: zero keys kill the process; a row with nothing visible says lse 0, not
 -inf; bool masks, mixed dtypes and Dv != D are refused; a last dimension that is not contiguous gives NaN in
 silence; `is_causal` is aligned to the top left. Softcap and Dv != D take plain matrix products, in blocks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from longgraft.kernels.parts import Part, additive, grouped, matmul, merge, rows_between
 from longgraft.kernels.spec import AttentionSpec, Run, TreeInput
-
-Part = tuple[Tensor, Tensor]
-"""One partial result: out [Hq, T, Dv], normalised over its own keys, and lse [Hq, T], -inf if it saw none."""
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Parts that wait for their merge, so that a cache in many fragments does not pile up partial results.
@@ -58,56 +55,21 @@ def attend(inputs: TreeInput) -> Tensor:
     return out.transpose(0, 1).to(inputs.query.dtype)
 
 
-def merge(parts: Sequence[Part], sinks: Tensor | None = None) -> Part:
-    """Merge partial results over disjoint keys, in the dtype of their lse; `sinks [Hq]` join the sum once."""
-    if len(parts) == 1 and sinks is None:
-        return parts[0]
-    each = torch.stack([lse for _, lse in parts])
-    top = each.amax(dim=0).clamp_min(torch.finfo(each.dtype).min)
-    weights = torch.exp(each - top)
-    mass = weights.sum(dim=0)
-    if sinks is not None:
-        mass += torch.exp(sinks.to(mass.dtype)[:, None] - top)
-    # A row that saw any key has mass >= 1 (its largest weight is 1): the clamp touches empty rows only.
-    weights = (weights / mass.clamp_min(1.0)).unsqueeze(-1)
-    merged = parts[0][0] * weights[0]
-    for (out, _), weight in zip(parts[1:], weights[1:]):
-        merged.addcmul_(out.to(merged.dtype), weight)
-    return merged, top + mass.log()
-
-
 def _parts(inputs: TreeInput) -> Iterator[Part]:
     """Yield the partial results of the prefix, then of the tree."""
-    spec, query = inputs.spec, _grouped(inputs.query, inputs.kv_heads)
+    spec, query = inputs.spec, grouped(inputs.query, inputs.kv_heads)
     first, inner, oldest = 0, 0, None
     if spec.window is not None:
         oldest = torch.tensor(inputs.position_list()) - (spec.window - 1)
         first, inner = max(0, int(oldest.min())), max(0, int(oldest.max()))
-    for start, run in _rows_between(inputs.prefix, first, inner):
+    for start, run in rows_between(inputs.prefix, first, inner):
         keys_at = torch.arange(start, start + run[0].shape[0])
         assert oldest is not None
         yield from _attend_run(query, run, spec, keys_at >= oldest[:, None])
-    for _, run in _rows_between(inputs.prefix, inner, inputs.prefix_len):
+    for _, run in rows_between(inputs.prefix, inner, inputs.prefix_len):
         yield from _attend_run(query, run, spec, None)
     if inputs.tree is not None:
         yield from _attend_tree(query, inputs.tree, inputs, oldest)
-
-
-def _grouped(query: Tensor, kv_heads: int) -> Tensor:
-    """[T, Hq, D] as contiguous [Hk, G, T, D]: no copy where the heads already come first in memory."""
-    rows, heads, size = query.shape
-    return query.transpose(0, 1).reshape(kv_heads, heads // kv_heads, rows, size).contiguous()
-
-
-def _rows_between(prefix: Sequence[Run], first: int, last: int) -> Iterator[tuple[int, Run]]:
-    """Cut positions first .. last-1 out of the runs; yield (position, run), never an empty one."""
-    start = 0
-    for keys, values in prefix:
-        rows = keys.shape[0]
-        low, high = max(first - start, 0), min(last - start, rows)
-        if low < high:
-            yield start + low, (keys[low:high], values[low:high])
-        start += rows
 
 
 def _attend_tree(query: Tensor, tree: Run, inputs: TreeInput, oldest: Tensor | None) -> Iterator[Part]:
@@ -133,7 +95,7 @@ def _attend_run(query: Tensor, run: Run, spec: AttentionSpec, mask: Tensor | Non
     The number of rows chooses the way in fp32 only, never in float64, where tests ask for equal tokens.
     """
     if not _flash_takes(query, run, spec) or (mask is None and _matmul_wins(query, run[0].shape[0])):
-        yield from _matmul(query, run, spec, mask)
+        yield from matmul(query, run, spec, mask)
     elif mask is not None:
         yield from _flash(query, run, spec.scale, mask=mask)
     else:
@@ -150,15 +112,10 @@ def _flash(
     query: Tensor, run: Run, scale: float, *, mask: Tensor | None = None, causal: bool = False
 ) -> Iterator[Part]:
     """Yield the part of one run whose keys some rows may not see: one kernel call, heads not folded."""
-    added = None if mask is None else _added(mask, query.dtype)
+    added = None if mask is None else additive(mask, query.dtype)
     out, lse = _kernel(query.flatten(0, 1)[None], run[0][None], run[1][None], scale, added, causal)
     out, lse = out[0], lse[0]
     yield out, lse if mask is None else lse.masked_fill(~mask.any(dim=1), float("-inf"))
-
-
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where the mask is True, -inf elsewhere: what the kernel takes, and quicker to apply than a bool."""
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
 
 def _flash_folded(query: Tensor, run: Run, scale: float) -> Iterator[Part]:
@@ -195,26 +152,3 @@ def _kernel(
         query, keys.transpose(1, 2), values.transpose(1, 2), 0.0, causal, attn_mask=added, scale=scale
     )
     return out, lse
-
-
-def _matmul(query: Tensor, run: Run, spec: AttentionSpec, mask: Tensor | None) -> Iterator[Part]:
-    """Yield one part per block of keys by plain matrix products in fp32 (float64 for float64)."""
-    kv_heads, group, rows, _ = query.shape
-    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
-    folded = query.flatten(1, 2).to(exact) * spec.scale
-    block = max(256, min(4096, 2**21 // (kv_heads * group * rows)))
-    for start in range(0, run[0].shape[0], block):
-        keys, values = (x[start : start + block].to(exact).transpose(0, 1) for x in run)
-        logits = torch.bmm(folded, keys.transpose(1, 2))
-        if spec.softcap is not None:
-            logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
-        if mask is not None:
-            logits.unflatten(1, (group, rows)).add_(_added(mask[:, start : start + block], exact))
-        # The largest weight is exp(top - lse): so torch's softmax, quicker than its steps one by one, will do.
-        top, weights = logits.amax(dim=-1), torch.softmax(logits, dim=-1)
-        out, lse = torch.bmm(weights, values), top - weights.amax(dim=-1).log()
-        if mask is not None:
-            empty = top == float("-inf")
-            out.masked_fill_(empty.unsqueeze(-1), 0.0)
-            lse.masked_fill_(empty, float("-inf"))
-        yield out.reshape(kv_heads * group, rows, -1), lse.reshape(kv_heads * group, rows)

@@ -7,6 +7,7 @@ Only the rows x rows tree part has a mask.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
 
 from torch import Tensor
@@ -17,7 +18,9 @@ from longgraft.kernels.spec import AttentionSpec, Run, TreeInput
 __all__ = ["BACKENDS", "AttentionSpec", "Run", "tree_attention"]
 
 _MODULES: dict[str, ModuleType] = {"cpu": cpu, "native": native, "reference": reference}
-BACKENDS = ("auto", *_MODULES)
+# Imported when named: they need other packages, and `auto` takes nothing that has not run on a GPU.
+_ON_REQUEST = ("triton", "flash")
+BACKENDS = ("auto", *_MODULES, *_ON_REQUEST)
 
 
 def tree_attention(
@@ -40,7 +43,9 @@ def tree_attention(
     every row's window are not read. A row that sees no key gives 0.
 
     `backend`: `native` (a row's bits do not depend on the other rows), `cpu`, `reference` (dense, copies the
-    prefix), or `auto`: the first of these that takes the device and dtype, `native` only where it pays. What a row
+    prefix), or `auto`: the first of these that takes the device and dtype, `native` only where it pays. `triton` and
+    `flash` (CUDA, optional packages) have never run on a GPU: they are taken only by name, and compare themselves
+    with `reference` before their first use on a device. What a row
     gets never depends, beyond rounding, on the other rows. Raises ValueError for an unknown backend, one that cannot
     take these tensors, or shapes that do not fit together.
     """
@@ -59,8 +64,19 @@ def _choose(inputs: TreeInput, backend: str) -> ModuleType:
         names = ["native", "cpu", "reference"] if native.pays(inputs.query) else ["cpu", "reference"]
     reasons = []
     for name in names:
-        reason = _MODULES[name].why_not(inputs)
+        module, reason = _module(name)
+        reason = reason or module.why_not(inputs)
         if not reason:
-            return _MODULES[name]
+            return module
         reasons.append(f"{name}: {reason}")
     raise ValueError(f"attention backend {backend!r} cannot take these tensors ({'; '.join(reasons)})")
+
+
+def _module(name: str) -> tuple[ModuleType, str]:
+    """Return a backend's module, or any module and why there is none."""
+    if name in _MODULES:
+        return _MODULES[name], ""
+    try:
+        return import_module(f"longgraft.kernels.{name}"), ""
+    except ImportError as error:
+        return reference, f"{error.name or name} cannot be imported: pip install 'longgraft[gpu]'"

@@ -84,7 +84,7 @@ OWNERS = {
     "matplotlib": {"eval/policy_plots.py"},
     "gguf": {"longgraft/load_gguf.py", "longgraft/gguf_header.py"},
     "faiss": {"index/nearest.py"},
-    "triton": {"kernels/triton.py"},
+    "triton": {"kernels/triton.py", "kernels/triton_kernels.py"},
     "flash_attn": {"kernels/flash.py"},
     "pathspec": {"index/corpus_files.py"},
     "bs4": {"index/corpus_text.py"},

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from longgraft.kernels import cpu, reference
+from longgraft.kernels.parts import Part, merge
 from longgraft.kernels.spec import AttentionSpec, Run, TreeInput
 
 NEVER = float("-inf")
@@ -35,7 +36,7 @@ def call(rows: int, prefix: list[int], heads: tuple[int, int], dtype: torch.dtyp
     return TreeInput(randn(rows, hq, 16, dtype=dtype), runs, tree, AttentionSpec(0.3), None, positions)
 
 
-def part(logits: Tensor, values: Tensor) -> cpu.Part:
+def part(logits: Tensor, values: Tensor) -> Part:
     """[H, T, n] logits and [H, n, D] values as one partial result."""
     return torch.softmax(logits, dim=-1) @ values, torch.logsumexp(logits, dim=-1)
 
@@ -43,7 +44,7 @@ def part(logits: Tensor, values: Tensor) -> cpu.Part:
 def test_merge_is_one_softmax() -> None:
     logits, values = randn(3, 5, 30) * 4, randn(3, 30, 8)
     cuts = [slice(0, 1), slice(1, 17), slice(17, 30)]
-    out, lse = cpu.merge([part(logits[..., cut], values[:, cut]) for cut in cuts])
+    out, lse = merge([part(logits[..., cut], values[:, cut]) for cut in cuts])
     want, want_lse = part(logits, values)
     torch.testing.assert_close(out, want, rtol=0, atol=1e-14)
     torch.testing.assert_close(lse, want_lse, rtol=0, atol=1e-13)
@@ -54,7 +55,7 @@ def test_merge_survives_large_logits_and_empty_rows() -> None:
     lses = [torch.tensor([[900.0, NEVER, NEVER]]), torch.tensor([[-900.0, -5.0, NEVER]])]
     outs[0][0, 1:] = 0
     outs[1][0, 2] = 0
-    out, lse = cpu.merge(list(zip(outs, lses)))
+    out, lse = merge(list(zip(outs, lses)))
     assert torch.equal(out[0, 0], outs[0][0, 0])
     assert torch.equal(out[0, 1], outs[1][0, 1])
     assert torch.equal(out[0, 2], torch.zeros(2))
@@ -65,7 +66,7 @@ def test_merge_survives_large_logits_and_empty_rows() -> None:
 def test_a_sink_takes_its_share_once(sink: float) -> None:
     logits, values = randn(1, 2, 6), randn(1, 6, 4)
     parts = [part(logits[..., :2], values[:, :2]), part(logits[..., 2:], values[:, 2:])]
-    out, _ = cpu.merge(parts, torch.tensor([sink], dtype=torch.float64))
+    out, _ = merge(parts, torch.tensor([sink], dtype=torch.float64))
     with_sink = torch.cat([logits, torch.full((1, 2, 1), sink, dtype=torch.float64)], dim=-1)
     want = torch.softmax(with_sink, dim=-1)[..., :6] @ values
     torch.testing.assert_close(out, want, rtol=0, atol=1e-14)
@@ -76,7 +77,7 @@ def test_lanes_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
     inputs = call(1, [5003], (4, 2), dtype)
     whole = cpu.attend(inputs)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    query = cpu._grouped(inputs.query, 2)
+    query = cpu.grouped(inputs.query, 2)
     assert len(list(cpu._flash_folded(query, inputs.prefix[0], 0.3))) == 5  # 4 lanes, and 3 keys left over
     torch.testing.assert_close(cpu.attend(inputs), whole, rtol=0, atol=4 * torch.finfo(dtype).eps)
 
@@ -89,17 +90,16 @@ def test_blocks_of_keys_change_nothing(softcap: float | None) -> None:
     inputs = replace(inputs, spec=spec)
     want = reference.attend(inputs)
     torch.testing.assert_close(cpu.attend(inputs), want, rtol=0, atol=1e-14)
-    query, mask = cpu._grouped(inputs.query, 1), torch.ones(300, 700, dtype=torch.bool)
-    blocks = list(cpu._matmul(query, inputs.prefix[0], spec, mask))
+    query, mask = cpu.grouped(inputs.query, 1), torch.ones(300, 700, dtype=torch.bool)
+    blocks = list(cpu.matmul(query, inputs.prefix[0], spec, mask))
     assert len(blocks) == 2
 
 
 def test_many_runs_are_merged_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = call(3, [7] * 50, (4, 2))
     most = 0
-    merge = cpu.merge
 
-    def counted(parts: list[cpu.Part], sinks: Tensor | None = None) -> cpu.Part:
+    def counted(parts: list[Part], sinks: Tensor | None = None) -> Part:
         nonlocal most
         most = max(most, len(parts))
         return merge(parts, sinks)
@@ -141,14 +141,14 @@ def test_whole_blocks_of_the_kernel_may_be_masked(dtype: torch.dtype) -> None:
 
 def test_rows_choose_the_way_in_fp32_only(monkeypatch: pytest.MonkeyPatch) -> None:
     ways: list[str] = []
-    for name in ("_matmul", "_flash_folded"):
+    for name in ("matmul", "_flash_folded"):
         way = getattr(cpu, name)
         monkeypatch.setattr(cpu, name, lambda *args, name=name, way=way: (ways.append(name), way(*args))[1])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         for rows in (1, 11, 12, 95, 96):
             cpu.attend(call(rows, [600], (4, 2), dtype))
-    plain, short = ["_flash_folded"] * 5, ["_flash_folded", "_flash_folded", "_matmul", "_matmul", "_flash_folded"]
+    plain, short = ["_flash_folded"] * 5, ["_flash_folded", "_flash_folded", "matmul", "matmul", "_flash_folded"]
     assert ways == plain + short + plain
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from longgraft.kernels import native, reference, rows_linear
 from longgraft.kernels.spec import AttentionSpec, TreeInput
+from tests.kernels.attention_cases import Case, check, make, oracle
 from tests.kernels.test_native_attention import DTYPES, KINDS, Text, grow, text
-from tests.kernels.test_tree_attention import Case, check, make, oracle
 
 pytestmark = pytest.mark.skipif(
     not rows_linear.is_available(), reason="the native module is not built or not for this processor"
