@@ -64,5 +64,5 @@ def _problems(device: torch.device, dtype: torch.dtype, dims: tuple[int, int]) -
     narrow = AttentionSpec(scale, 3, 5.0, randn(_KV_HEADS * _GROUP))
     yield TreeInput(query, prefix, tree, AttentionSpec(scale), mask.to(device), positions)
     yield TreeInput(query, prefix, tree, narrow, mask.to(device), positions)
-    yield TreeInput(query, prefix, tree, AttentionSpec(scale, 300), None, range(_LENGTH, _LENGTH + _ROWS))
+    yield TreeInput(query, prefix, tree, AttentionSpec(scale, 400), None, range(_LENGTH, _LENGTH + _ROWS))
     yield TreeInput(query[:1], prefix, None, AttentionSpec(scale), None, [_LENGTH - 1])

@@ -25,7 +25,7 @@ def attend(inputs: TreeInput) -> Tensor:
     logits = torch.einsum("thd,nhd->htn", query.to(exact), keys) * spec.scale
     if spec.softcap is not None:
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
-    logits = logits.masked_fill(~_visible(inputs), float("-inf"))
+    logits = logits.masked_fill(~visible(inputs), float("-inf"))
     if spec.sinks is not None:
         sinks = spec.sinks.to(exact)[:, None, None].expand(-1, logits.shape[1], 1)
         logits = torch.cat([logits, sinks], dim=-1)
@@ -35,7 +35,7 @@ def attend(inputs: TreeInput) -> Tensor:
     return torch.einsum("htn,nhd->thd", weights, values).to(query.dtype)
 
 
-def _visible(inputs: TreeInput) -> Tensor:
+def visible(inputs: TreeInput) -> Tensor:
     """Which of the P prefix keys and T tree keys each row sees: bool [T, P + T], without a tree [1, P]."""
     rows, device = inputs.query.shape[0], inputs.query.device
     visible = torch.ones(rows, inputs.prefix_len, dtype=torch.bool, device=device)

@@ -179,6 +179,8 @@ def tiles(inputs: TreeInput, blocks: int, programs: int) -> Tiles:
     wanted = max(1, programs // (cdiv(folded, block_rows) * inputs.kv_heads))
     split_blocks = max(_LEAST_BLOCKS, cdiv(blocks, wanted))
     warps, stages = (4, 3) if small and not wide else (8, 2)
+    if inputs.spec.window is not None or inputs.spec.softcap is not None:
+        warps = 8
     return Tiles(block_rows, _block_keys(inputs), split_blocks, cdiv(blocks, split_blocks), warps, stages)
 
 
@@ -219,7 +221,7 @@ def _launch(inputs: TreeInput, plan: Plan, dtype: torch.dtype) -> Part:
 def merge_arguments(tensors: tuple[Tensor, Tensor, Tensor, Tensor], sinks: Tensor | None) -> dict[str, Any]:
     """Return what `merge_kernel` is called with; `tensors`: parts, their lse, out, lse."""
     parts, part_lse, out, lse = tensors
-    return dict(
+    return dict(  # noqa: C408
         parts=parts, part_lse=part_lse, out=out, lse=lse, sinks=None if sinks is None else sinks.contiguous(),
         splits=len(parts), cells=lse.numel(), heads=lse.shape[1], VALUE_DIM=out.shape[2],
         BLOCK_VALUE_DIM=padded(out.shape[2]), BLOCK_CELLS=_INTERPRETED_CELLS if INTERPRETED else 1,
@@ -241,7 +243,7 @@ def part_arguments(inputs: TreeInput, plan: Plan, cut: Tiles, tensors: tuple[Ten
     tree_keys, tree_values = tree or (keys, values)
     sinks = spec.sinks.contiguous() if spec.sinks is not None and cut.splits == 1 else None
     scale = spec.scale / spec.softcap if spec.softcap is not None else spec.scale * LOG2E.value
-    return dict(
+    return dict(  # noqa: C408
         query=query, out=out, lse=lse, keys=keys, values=values, tree_keys=tree_keys, tree_values=tree_values,
         table=plan.table, words=plan.words, positions=plan.positions, sinks=sinks,
         query_strides=query.stride()[:2], prefix_strides=_strides(keys, values),

@@ -85,7 +85,7 @@ OWNERS = {
     "gguf": {"longgraft/load_gguf.py", "longgraft/gguf_header.py"},
     "faiss": {"index/nearest.py"},
     "triton": {"kernels/triton.py", "kernels/triton_kernels.py"},
-    "flash_attn": {"kernels/flash.py"},
+    "flash_attn": {"kernels/flash_calls.py"},
     "pathspec": {"index/corpus_files.py"},
     "bs4": {"index/corpus_text.py"},
     "pypdf": {"index/corpus_text.py"},

@@ -14,7 +14,7 @@ LONG = {"prefix": 8192, "kv_heads": 2, "group": 4, "dim": 128, "dtype": "bfloat1
 CASES = {
     "tree": {**LONG, "rows": 17},
     "one row": {**LONG, "rows": 1, "tree": "chain"},
-    "prompt chunk": {**LONG, "prefix": 1000, "kv_heads": 8, "group": 2, "rows": 512, "tree": "chain"},
+    "prompt chunk": {**LONG, "prefix": 1000, "kv_heads": 8, "rows": 512, "tree": "chain"},
     "all options": {**LONG, "rows": 33, "window": 4096, "softcap": 30.0, "sinks": True},
     "head of 64": {**LONG, "rows": 17, "dim": 64, "group": 7, "dtype": "float16"},
     "head of 80": {**LONG, "rows": 9, "dim": 80},

@@ -52,7 +52,7 @@ def source(kernel: Any, arguments: dict[str, Any]) -> ASTSource:
             hints |= {(place, i): [["tt.divisibility", 16]] for i, number in enumerate(value) if number % 16 == 0}
         else:
             signature[name] = f"*{TYPES[value.dtype]}" if isinstance(value, Tensor) else TYPES[type(value)]
-            if isinstance(value, Tensor) or value % 16 == 0 and isinstance(value, int):
+            if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
                 hints[(place,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, constants, hints)
 
