@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,8 @@ class TreeInput:
 
     `query [T, Hq, D]`; `prefix`: runs that cover positions 0 .. P-1 in order; `tree [T]`: the rows' own keys
     and values, or None for a single row whose own key is the prefix's last; `mask [T, T]` bool, True = row
-    sees that tree key, or None for a causal chain; `positions [T]`. Raises ValueError where these do not fit.
+    sees that tree key, or None for a causal chain; `positions [T]`. `memo`: where a backend may keep what it worked
+    out for other layers of the same forward, None = nowhere. Raises ValueError where these do not fit.
     """
 
     query: Tensor
@@ -54,6 +56,7 @@ class TreeInput:
     spec: AttentionSpec
     mask: Tensor | None
     positions: Tensor | Sequence[int]
+    memo: dict[object, Any] | None = None
 
     def __post_init__(self) -> None:
         fault = self._fault()

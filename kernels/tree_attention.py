@@ -9,6 +9,7 @@ Only the rows x rows tree part has a mask.
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from torch import Tensor
 
@@ -32,6 +33,7 @@ def tree_attention(
     mask: Tensor | None,
     positions: Tensor | Sequence[int],
     backend: str = "auto",
+    memo: dict[object, Any] | None = None,
 ) -> Tensor:
     """Attend from `query [T, Hq, D]` to the prefix and to the rows' own tree; return [T, Hq, Dv].
 
@@ -45,14 +47,14 @@ def tree_attention(
     `backend`: `native` (a row's bits do not depend on the other rows), `cpu`, `reference` (dense, copies the
     prefix), or `auto`: the first of these that takes the device and dtype, `native` only where it pays. `triton` and
     `flash` (CUDA, optional packages) have never run on a GPU: they are taken only by name, and compare themselves
-    with `reference` before their first use on a device. What a row
-    gets never depends, beyond rounding, on the other rows. Raises ValueError for an unknown backend, one that cannot
-    take these tensors, or shapes that do not fit together.
+    with `reference` before their first use on a device. What a row gets never depends, beyond rounding, on the
+    other rows. `memo`: a dict that calls for other layers, same rows and same cache, share (see `TreeInput`).
+    Raises ValueError for an unknown backend, one that cannot take these tensors, or shapes that do not fit together.
     """
     if (tree_keys is None) != (tree_values is None):
         raise ValueError("tree_keys and tree_values: expected both or neither")
     tree = None if tree_keys is None or tree_values is None else (tree_keys, tree_values)
-    inputs = TreeInput(query, prefix, tree, spec, mask, positions)
+    inputs = TreeInput(query, prefix, tree, spec, mask, positions, memo)
     return _choose(inputs, backend).attend(inputs)
 
 

@@ -85,7 +85,8 @@ def _tree_seen(
     return seen
 
 
-@triton.jit
+# Sizes that change from round to round: specialised on them, the kernel would be compiled again in mid-serving.
+@triton.jit(do_not_specialize=["rows", "prefix_blocks", "tree_blocks", "split_blocks", "num_words", "window", "heads"])
 def part_kernel(
     query: tensor, out: tensor, lse: tensor, keys: tensor, values: tensor, tree_keys: tensor, tree_values: tensor,
     table: tensor, words: tensor, positions: tensor, sinks: tensor,
@@ -165,7 +166,7 @@ def _finish(
     tl.store(lse + target, log_mass * LN2, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "cells", "heads"])
 def merge_kernel(
     parts: tensor, part_lse: tensor, out: tensor, lse: tensor, sinks: tensor,
     splits: tensor, cells: tensor, heads: tensor,

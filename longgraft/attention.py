@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -42,7 +42,7 @@ class Part:
     """The rows of one sequence in a flat batch: rows [begin, end), their positions [rows], mask or None.
 
     `earlier`: rows that an earlier forward left reserved and that these may see; mask and positions then cover
-    them too, before the new rows.
+    them too, before the new rows. `memo`: what a backend works out once for all layers of this forward.
     """
 
     cache: RowCache
@@ -51,6 +51,7 @@ class Part:
     positions: Tensor
     mask: Tensor | None
     earlier: int = 0
+    memo: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def _attend_part(layer: int, part: Part, rows: tuple[Tensor, ...], spec: Attenti
     prefix = part.cache.runs(layer)
     if part.earlier:
         q, k, v = _behind_earlier(part, layer, q)
-    seen = tree_attention(q, prefix, k, v, spec, mask=part.mask, positions=part.positions, backend=backend)
+    seen = tree_attention(q, prefix, k, v, spec, part.mask, part.positions, backend, part.memo)
     return seen[part.earlier :] if part.earlier else seen
 
 

@@ -117,7 +117,7 @@ class EngineConfig:
     prompt anew would compute in the same forwards, `prefill_rows` at a time. `prefix_spill`: folder where what the pool
     has no room for is kept until the process ends, at most `prefix_spill_bytes` (None: nowhere).
     `cost_table`: JSON file with frozen round costs (None = measure). `backend`: attention backend, `auto`,
-    `cpu` or `reference`.
+    `native`, `cpu` or `reference`; on CUDA `triton` or `flash`, which have never run on a GPU and check themselves.
     """
 
     max_nodes: int = 60

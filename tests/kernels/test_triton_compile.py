@@ -16,6 +16,7 @@ CASES = {
     "one row": {**LONG, "rows": 1, "tree": "chain"},
     "prompt chunk": {**LONG, "prefix": 1000, "kv_heads": 8, "rows": 512, "tree": "chain"},
     "all options": {**LONG, "rows": 33, "window": 4096, "softcap": 30.0, "sinks": True},
+    "one row, all options": {**LONG, "rows": 1, "window": 4096, "softcap": 30.0, "sinks": True},
     "head of 64": {**LONG, "rows": 17, "dim": 64, "group": 7, "dtype": "float16"},
     "head of 80": {**LONG, "rows": 9, "dim": 80},
     "head of 256": {**LONG, "rows": 17, "dim": 256, "softcap": 50.0},

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from longgraft.kernels import triton as backend
+from longgraft.kernels import triton_plan
 from longgraft.kernels.triton_kernels import merge_kernel, part_kernel
 from tests.kernels.attention_cases import Case, make
 
@@ -45,14 +47,15 @@ def source(kernel: Any, arguments: dict[str, Any]) -> ASTSource:
     hints: dict[tuple[int, ...], Any] = {}
     for place, name in enumerate(kernel.arg_names):
         value = arguments[name]
-        if name.isupper() or value is None:
+        sized = kernel.params[place].do_not_specialize
+        if name.isupper() or value is None or (value == 1 and isinstance(value, int) and not sized):
             signature[name], constants[(place,)] = "constexpr", value
         elif isinstance(value, tuple):
             signature[name] = ("i32",) * len(value)
             hints |= {(place, i): [["tt.divisibility", 16]] for i, number in enumerate(value) if number % 16 == 0}
         else:
             signature[name] = f"*{TYPES[value.dtype]}" if isinstance(value, Tensor) else TYPES[type(value)]
-            if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+            if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0 and not sized):
                 hints[(place,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, constants, hints)
 
@@ -77,9 +80,9 @@ def both_kernels(fields: dict[str, Any], arch: int) -> list[dict[str, Any]]:
     """Compile the kernel of parts, and of their merge if there is one, for one case."""
     inputs = make(Case(**{**fields, "dtype": getattr(torch, fields["dtype"])})).inputs
     if fields.get("tree") == "chain":
-        inputs = backend.replace(inputs, mask=None)
-    plan = backend.plan(inputs)
-    tree_blocks = -(-len(inputs.query) // backend._block_keys(inputs))
+        inputs = replace(inputs, mask=None)
+    plan = triton_plan.make_plan(inputs)
+    tree_blocks = -(-len(inputs.query) // triton_plan.block_keys(inputs))
     cut = backend.tiles(inputs, plan.blocks + tree_blocks, 2 * PROCESSORS)
     query, lse = inputs.query, torch.empty(cut.splits, *inputs.query.shape[:2])
     out = query.new_empty(*query.shape[:2], inputs.value_dim)
