@@ -12,6 +12,8 @@ from torch import Tensor
 from longgraft.kernels import first_use, parts, reference, triton_plan
 from longgraft.kernels.spec import AttentionSpec, TreeInput
 from longgraft.kernels.tree_attention import tree_attention
+from longgraft.sampler import SamplingParams
+from tests.engines import engine_for, model_of, prompt_of
 from tests.kernels.attention_cases import Case, assert_close, make
 
 backend = pytest.importorskip("longgraft.kernels.triton", reason="triton is not installed", exc_type=ImportError)
@@ -279,3 +281,17 @@ def test_on_a_gpu(
     args = (inputs.query.cuda(), prefix_runs, *tree, spec, inputs.mask.cuda(), inputs.positions)
     got, want = (tree_attention(*args, name).float() for name in ("triton", "reference"))
     torch.testing.assert_close(got, want, rtol=0, atol=max(8 * torch.finfo(dtype).eps, 1e-5))
+
+
+@interpreted
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt_oss"])
+def test_a_whole_engine_gives_the_same_tokens(arch: str) -> None:
+    """Full and sliding layers, softcaps, sinks; chunks of the prompt, bushy trees, plain rounds."""
+    model, prompt = model_of(arch, torch.float32), prompt_of(300, arch=arch)
+    params = SamplingParams(max_new_tokens=12)
+    plain = engine_for(arch, model=model, backend="cpu", policy="plain").generate(prompt, params)
+    truth = prompt + list(plain.token_ids)
+    for source in ("right", "random"):
+        engine = engine_for(arch, model=model, backend="triton", source=source, truth=truth)
+        assert engine.generate(prompt, params).token_ids == plain.token_ids

@@ -48,7 +48,7 @@ def source(kernel: Any, arguments: dict[str, Any]) -> ASTSource:
     for place, name in enumerate(kernel.arg_names):
         value = arguments[name]
         sized = kernel.params[place].do_not_specialize
-        if name.isupper() or value is None or (value == 1 and isinstance(value, int) and not sized):
+        if name.isupper() or value is None or (isinstance(value, int) and value == 1 and not sized):
             signature[name], constants[(place,)] = "constexpr", value
         elif isinstance(value, tuple):
             signature[name] = ("i32",) * len(value)
