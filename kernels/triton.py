@@ -39,6 +39,8 @@ MOST_DIM = 256
 INTERPRETED = not isinstance(part_kernel, JITFunction)
 """Whether TRITON_INTERPRET was set when triton was first imported: then kernels run on the CPU, slowly, for tests."""
 
+# Fusion is said, not left to a default that Triton warns about and is going to change.
+MERGE_OPTIONS = {"num_warps": 2, "enable_fp_fusion": True}
 # A split of fewer keys than a few blocks costs more in its merge than it saves.
 _LEAST_BLOCKS = 4
 _MERGED_AT_ONCE = 16
@@ -49,14 +51,13 @@ _INTERPRETED_PROGRAMS, _INTERPRETED_CELLS = 8, 64
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a call is cut: rows and keys a program takes at a time, keys' blocks a split, splits."""
+    """How a call is cut: rows and keys a program takes at a time, keys' blocks a split, splits, launch options."""
 
     block_rows: int
     block_keys: int
     split_blocks: int
     splits: int
-    warps: int
-    stages: int
+    options: dict[str, int | bool]
 
 
 def why_not(inputs: TreeInput) -> str:
@@ -118,7 +119,8 @@ def tiles(inputs: TreeInput, blocks: int, programs: int) -> Tiles:
     split_blocks = max(_LEAST_BLOCKS, blocks_in(blocks, wanted))
     stages = 3 if small and not wide else 2
     warps = 8 if wide or not small or (block_rows == 64 and max(query.shape[2], inputs.value_dim) > 64) else 4
-    return Tiles(block_rows, block_keys(inputs), split_blocks, blocks_in(blocks, split_blocks), warps, stages)
+    options: dict[str, int | bool] = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    return Tiles(block_rows, block_keys(inputs), split_blocks, blocks_in(blocks, split_blocks), options)
 
 
 def _programs(device: torch.device) -> int:
@@ -142,10 +144,10 @@ def _launch(inputs: TreeInput, plan: Plan, dtype: torch.dtype) -> Part:
     arguments = part_arguments(inputs, plan, cut, (query, parts, part_lse))
     grid = (blocks_in(rows * arguments["GROUP"], cut.block_rows), inputs.kv_heads, cut.splits)
     with torch.cuda.device_of(query):
-        part_kernel[grid](**arguments, num_warps=cut.warps, num_stages=cut.stages)
+        part_kernel[grid](**arguments, **cut.options)
         if not whole:
             arguments = merge_arguments((parts, part_lse, out, lse), inputs.spec.sinks)
-            merge_kernel[(blocks_in(rows * heads, arguments["BLOCK_CELLS"]),)](**arguments, num_warps=2)
+            merge_kernel[(blocks_in(rows * heads, arguments["BLOCK_CELLS"]),)](**arguments, **MERGE_OPTIONS)
     return out, lse
 
 
@@ -184,7 +186,7 @@ def part_arguments(inputs: TreeInput, plan: Plan, cut: Tiles, tensors: tuple[Ten
         scale=scale, softcap=(spec.softcap or 0.0) * LOG2E.value,
         GROUP=group, DIM=dim, VALUE_DIM=inputs.value_dim, BLOCK_DIM=padded(dim),
         BLOCK_VALUE_DIM=padded(inputs.value_dim), BLOCK_ROWS=cut.block_rows, BLOCK_KEYS=cut.block_keys,
-        PER_PIECE=PIECE_KEYS // cut.block_keys, TREE_STAGES=cut.stages if plan.words is None else 1,
+        PER_PIECE=PIECE_KEYS // cut.block_keys, TREE_STAGES=cut.options["num_stages"] if plan.words is None else 1,
         ALIGN=plan.align, CAUSAL=plan.words is None, WINDOW=spec.window is not None,
         SOFTCAP=spec.softcap is not None, SINKS=sinks is not None, UPCAST=INTERPRETED,
     )  # fmt: skip

@@ -29,7 +29,7 @@ SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", SHARED)
 def test_compiles_without_a_gpu(arch: int, tmp_path: Path) -> None:
-    quiet = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    quiet = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "error"}
     command = [sys.executable, "-m", "tests.kernels.triton_cubins", json.dumps(CASES), str(arch)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **quiet})
     assert done.returncode == 0, done.stderr[-3000:]

@@ -6,7 +6,6 @@ read off the very arguments of the launch, with Triton's own hints: without "div
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -60,7 +59,7 @@ def source(kernel: Any, arguments: dict[str, Any]) -> ASTSource:
     return ASTSource(kernel, signature, constants, hints)
 
 
-def compiled(kernel: Any, arguments: dict[str, Any], arch: int, **options: int) -> dict[str, Any]:
+def compiled(kernel: Any, arguments: dict[str, Any], arch: int, **options: Any) -> dict[str, Any]:
     """Return registers, stack bytes, shared bytes and how often each of `OPS` occurs."""
     made = triton.compile(source(kernel, arguments), target=GPUTarget("cuda", arch, 32), options=options)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -88,16 +87,15 @@ def both_kernels(fields: dict[str, Any], arch: int) -> list[dict[str, Any]]:
     out = query.new_empty(*query.shape[:2], inputs.value_dim)
     parts = out if cut.splits == 1 else torch.empty(cut.splits, *out.shape)
     arguments = backend.part_arguments(inputs, plan, cut, (query, parts, lse))
-    results = [compiled(part_kernel, arguments, arch, num_warps=cut.warps, num_stages=cut.stages)]
+    results = [compiled(part_kernel, arguments, arch, **cut.options)]
     if cut.splits > 1:
         arguments = backend.merge_arguments((parts, lse, out, lse[0]), inputs.spec.sinks)
-        results.append(compiled(merge_kernel, arguments, arch, num_warps=2))
+        results.append(compiled(merge_kernel, arguments, arch, **backend.MERGE_OPTIONS))
     return results
 
 
 if __name__ == "__main__":
     assert not backend.INTERPRETED
     torch.set_num_threads(1)
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     cases, arch = json.loads(sys.argv[1]), int(sys.argv[2])
     print(json.dumps({name: both_kernels(fields, arch) for name, fields in cases.items()}))
