@@ -17,6 +17,8 @@ from tests.engines import engine_for, model_of, prompt_of
 from tests.kernels.attention_cases import Case, assert_close, make
 
 backend = pytest.importorskip("longgraft.kernels.triton", reason="triton is not installed", exc_type=ImportError)
+# What Triton 3.6's interpreter does to numpy before 2.4, where it became an error.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (1, 17, 63, 64, 65, 255, 256, 257, 1541)
 OLD = metadata.version("triton") < "3.9" and tuple(map(int, metadata.version("numpy").split(".")[:2])) >= (2, 4)
@@ -288,8 +290,8 @@ def test_on_a_gpu(
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt_oss"])
 def test_a_whole_engine_gives_the_same_tokens(arch: str) -> None:
     """Full and sliding layers, softcaps, sinks; chunks of the prompt, bushy trees, plain rounds."""
-    model, prompt = model_of(arch, torch.float32), prompt_of(300, arch=arch)
-    params = SamplingParams(max_new_tokens=12)
+    model, prompt = model_of(arch, torch.float32), prompt_of(40, arch=arch)
+    params = SamplingParams(max_new_tokens=8)
     plain = engine_for(arch, model=model, backend="cpu", policy="plain").generate(prompt, params)
     truth = prompt + list(plain.token_ids)
     for source in ("right", "random"):
