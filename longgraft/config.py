@@ -36,7 +36,9 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `seed` None draws one (returned in the output). `sample_index` tells apart
     several answers to one prompt. `logprobs` 0-20 asks for the log-probability of each token and of that many
-    alternatives, from the raw logits in fp32. `max_new_tokens` counts committed tokens, the last one included.
+    alternatives, from the raw logits in fp32. `prompt_logprobs` asks the same of the prompt's tokens, from token
+    `prompt_logprobs_from` on (the first token of a text has none); their rows are computed even where earlier requests
+    left them. `max_new_tokens` counts committed tokens, the last one included; with 0 the prompt is only scored.
     `processors` are transformers `LogitsProcessor`s, applied after the built-in ones and before temperature.
     `bad_words_ids` are token-id sequences that must not be completed; `logit_bias` maps token id to an addend.
     """
@@ -58,6 +60,8 @@ class SamplingParams:
     seed: int | None = None
     sample_index: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprobs_from: int = 0
     processors: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -65,9 +69,9 @@ class SamplingParams:
             _finite(name, getattr(self, name), optional=True)
         for name in ("presence_penalty", "frequency_penalty"):
             _finite(name, getattr(self, name))
-        for name in ("top_k", "seed", "logprobs"):
+        for name in ("top_k", "seed", "logprobs", "prompt_logprobs"):
             _whole(name, getattr(self, name), optional=True)
-        for name in ("max_new_tokens", "min_new_tokens", "sample_index"):
+        for name in ("max_new_tokens", "min_new_tokens", "sample_index", "prompt_logprobs_from"):
             _whole(name, getattr(self, name))
         t, k, p, m, r = self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
         _check(t is None or t >= 0, f"temperature is {t}: expected 0 (greedy) or more")
@@ -77,10 +81,11 @@ class SamplingParams:
         _check(r is None or r > 0, f"repetition_penalty is {r}: expected above 0")
         _check(self.max_new_tokens >= 0, f"max_new_tokens is {self.max_new_tokens}: expected 0 or more")
         _check(self.min_new_tokens >= 0, f"min_new_tokens is {self.min_new_tokens}: expected 0 or more")
-        _check(
-            self.logprobs is None or 0 <= self.logprobs <= 20,
-            f"logprobs is {self.logprobs}: expected 0 to 20",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _check(count is None or 0 <= count <= 20, f"{name} is {count}: expected 0 to 20")
+        first = self.prompt_logprobs_from
+        _check(first >= 0, f"prompt_logprobs_from is {first}: expected 0 or more")
         _check(self.seed is None or 0 <= self.seed < 2**64, f"seed is {self.seed}: expected 0 to 2**64 - 1")
         _check(self.sample_index >= 0, f"sample_index is {self.sample_index}: expected 0 or more")
         is_list = isinstance(self.stop, Sequence) and not isinstance(self.stop, str)
@@ -156,11 +161,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of one emitted token and of the likeliest alternatives (token id, log-probability)."""
+    """Log-probability of one token of an answer or a prompt, and the likeliest alternatives (token id, log-probability).
+
+    `rank`: 1 for the likeliest token of all, which greedy decoding takes; of equal ones the lower id comes first.
+    """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +181,9 @@ class Output:
     `sources [n]`: the `Source` of each token (ROOT = drawn by the target, not proposed). `origins [n]`:
     (document, offset) it was copied from, or (-1, -1). `documents`: names by document number, 0 being the request
     itself (prompt and answer). `lines [n]`: line of its document that each token was copied from, from 1 on; 0 where
-    there is none or no tokenizer knows. `stats`: plain numbers, see README "Metrics".
+    there is none or no tokenizer knows. `prompt_logprobs [prompt_len]`: where asked for; None for the first token and
+    those that were not asked for, or not read before the request was ended. `stats`: plain numbers, see README
+    "Metrics".
     """
 
     token_ids: tuple[int, ...]
@@ -183,6 +194,7 @@ class Output:
     sources: tuple[int, ...]
     origins: tuple[tuple[int, int], ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()
     documents: tuple[str, ...] = ("",)
     lines: tuple[int, ...] = ()
     stats: dict[str, Any] = field(default_factory=dict)

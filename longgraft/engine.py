@@ -23,6 +23,7 @@ from longgraft.features import Features
 from longgraft.policy import Policies
 from longgraft.prefill import PromptReader
 from longgraft.prefix import PrefixCache, save_prompt, side_columns
+from longgraft.prompt_scores import PromptScores
 from longgraft.references import References
 from longgraft.request import raise_first
 from longgraft.resolve import resolve
@@ -188,6 +189,9 @@ class Engine:
             policy=chosen,
             long_rope=threshold is not None and total > threshold,
             tenant=references.tenant if references else None,
+            prompt_scores=None
+            if (count := params.prompt_logprobs) is None
+            else PromptScores(len(prompt_ids), count, self.target.vocab_size, params.prompt_logprobs_from),
         )
 
     def run(self, batch: Seq[Sequence], progress: Progress | None = None) -> Rounds:
@@ -224,6 +228,7 @@ class Engine:
             sources=tuple(seq.sources),
             origins=tuple(seq.origins),
             logprobs=tuple(seq.logprobs),
+            prompt_logprobs=seq.prompt_scores.logprobs if seq.prompt_scores else (),
             documents=documents,
             lines=lines,
             stats=seq.stats.summary(),

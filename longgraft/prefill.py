@@ -81,7 +81,7 @@ class PromptReader:
         Stops at the first token that differs.
         """
         prefixes, shared = self.prefixes, int(SHARED * other.prompt_len)
-        if not prefixes.is_on or shared < prefixes.grid or len(seq.token_ids) <= shared:
+        if seq.is_scoring or not prefixes.is_on or shared < prefixes.grid or len(seq.token_ids) <= shared:
             return False
         is_open = (seq.tenant, seq.long_rope) == (other.tenant, other.long_rope)
         return is_open and all(map(eq, islice(seq.token_ids, shared), other.token_ids))
@@ -104,17 +104,21 @@ class PromptReader:
 
     def segment(self, seq: Sequence, rows: int) -> Segment:
         """Return the next `rows` rows as part of a forward."""
-        done = seq.cache.length
+        done, scores = seq.cache.length, seq.prompt_scores
         tokens = np.asarray(seq.token_ids[done : done + rows], np.int32)
-        return Segment(seq.cache, tokens, np.arange(done, done + rows, dtype=np.int32), wants_logits=False)
+        is_scored = scores is not None and scores.wants(done, done + rows)
+        return Segment(seq.cache, tokens, np.arange(done, done + rows, dtype=np.int32), wants_logits=is_scored)
 
-    def take(self, seq: Sequence, rows: int, states: Tensor | None) -> None:
+    def take(self, seq: Sequence, rows: int, logits: Tensor, states: Tensor | None) -> None:
         """Keep the rows that a forward computed, and the hidden states `[rows, F]` that the drafter reads.
 
+        `logits`: [rows, V] where the segment wanted them, else [0, V]; of them only the prompt's scores are kept.
         Where the pool has side rows all states go there, whoever the request is for; else those in the drafter's window
         go to it.
         """
         first = seq.cache.length
+        if seq.prompt_scores is not None and len(logits):
+            seq.prompt_scores.take(first, logits, seq.token_ids)
         seq.cache.keep(range(rows))
         seq.stats.prefilled_tokens += rows
         if states is not None and seq.cache.pool.side is not None:
@@ -142,8 +146,9 @@ class PromptReader:
         while (rows := self.next_rows(seq, self.rows)) > 0:
             features = self.features if self.wants_states(seq) else None
             with seq.stats.stage("prefill"):
-                self.target.forward([self.segment(seq, rows)], long_rope=seq.long_rope, features=features)
-                self.take(seq, rows, features.rows() if features else None)
+                segment = self.segment(seq, rows)
+                (logits,) = self.target.forward([segment], long_rope=seq.long_rope, features=features)
+                self.take(seq, rows, logits, features.rows() if features else None)
             if progress is not None:
                 progress(total - self.left(seq), total, clock.seconds_left(seq.cache.length, time.perf_counter()))
         self.finish(seq)

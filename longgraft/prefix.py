@@ -70,7 +70,11 @@ class PrefixCache:
             return
         now = signature(self.target.model)
         root = self._root(now, seq.long_rope, seq.tenant)
-        match = self.store.find(root, np.asarray(seq.token_ids[:-1], np.int32), self._live(), self.grid)
+        # Rows whose logits somebody wants are computed anew: what is kept of a row does not hold them.
+        last, scores = len(seq.token_ids) - 1, seq.prompt_scores
+        if scores is not None and not scores.is_complete:
+            last = min(last, scores.next_row)
+        match = self.store.find(root, np.asarray(seq.token_ids[:last], np.int32), self._live(), self.grid)
         size = self.pool.chunk_rows
         if match.rows % size and not self.pool.num_free:  # no room for a copy of the last chunk's rows
             self.store.shorten(match, match.rows // lcm(self.grid, size) * lcm(self.grid, size))

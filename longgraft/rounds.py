@@ -149,6 +149,6 @@ class Rounds:
     def _read(self, request: Request, part_rows: int, rows: Rows) -> None:
         """Keep prompt rows that were computed."""
         with request.guarded("drafter"):
-            self.reader.take(request.seq, part_rows, rows.states)
+            self.reader.take(request.seq, part_rows, rows.logits, rows.states)
         with request.guarded("receiver of its progress"):
             request.tell_progress()

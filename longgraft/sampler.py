@@ -177,7 +177,9 @@ def _logprob(scores: Floats, token_id: int, num_top: int) -> TokenLogprob:
     likeliest = np.flatnonzero(scores >= edge)
     likeliest = likeliest[np.argsort(-scores[likeliest], kind="stable")[:num_top]]
     top = tuple((int(i), float(scores[i] - total)) for i in likeliest)
-    return TokenLogprob(token_id, float(scores[token_id] - total), top)
+    own = scores[token_id]
+    rank = 1 + int(np.count_nonzero(scores > own)) + int(np.count_nonzero(scores[:token_id] == own))
+    return TokenLogprob(token_id, float(own - total), top, rank)
 
 
 def survivors(scores: Floats, top_k: int, top_p: float, min_p: float) -> Ints:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from longgraft.cache import SequenceCache
 from longgraft.config import TokenLogprob
 from longgraft.kernels.top_ids import top_ids
+from longgraft.prompt_scores import PromptScores
 from longgraft.sampler import Sampler
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
@@ -88,6 +89,7 @@ class Sequence:
     sources: list[int] = field(default_factory=list)
     origins: list[tuple[int, int]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_scores: PromptScores | None = None
 
     @property
     def root_token(self) -> int:
@@ -101,8 +103,13 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        """True once a stop rule has fired."""
-        return self.stop.finish_reason is not None
+        """True once a stop rule has fired, and nothing is left to be said of the prompt."""
+        return self.stop.finish_reason is not None and not self.is_scoring
+
+    @property
+    def is_scoring(self) -> bool:
+        """True while log-probabilities of prompt tokens are asked for and missing."""
+        return self.prompt_scores is not None and not self.prompt_scores.is_complete
 
     @property
     def trust(self) -> float:

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"kernels"},
-    {"tree", "config", "sampler", "noise", "resolve", "processors", "stats", "wording"},
+    {"tree", "config", "sampler", "noise", "resolve", "processors", "prompt_scores", "stats", "wording"},
     {"index"},
     {
         "target",
