@@ -12,12 +12,23 @@ _HOMES = {
     "Engine": "longgraft.engine",
     "EngineConfig": "longgraft.config",
     "GraftError": "longgraft.config",
+    "Grammar": "longgraft.grammar",
     "Output": "longgraft.config",
     "References": "longgraft.references",
     "SamplingParams": "longgraft.config",
     "Service": "longgraft.service",
 }
-__all__ = ["Engine", "EngineConfig", "GraftError", "Output", "References", "SamplingParams", "Service", "__version__"]
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "GraftError",
+    "Grammar",
+    "Output",
+    "References",
+    "SamplingParams",
+    "Service",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -176,7 +176,8 @@ def judge(twin: Engine, seq: Sequence, proposed: int | None, widths: Seq[int]) -
     one, *others = _last_logits(twin, seq, (1, *widths), routes)
     routes_differ = any(chosen != routes.taken[0] for chosen in routes.taken[1:])
     bound = 2 * max(float((one - other).abs().max()) for other in others)
-    sampler = Sampler(seq.sampler.params, seq.token_ids[: seq.prompt_len], twin.target.vocab_size)
+    mask = seq.matcher.fork() if seq.matcher else None
+    sampler = Sampler(seq.sampler.params, seq.token_ids[: seq.prompt_len], twin.target.vocab_size, mask)
     gap = max(gap_of(sampler, one, seq.token_ids[:-1], token) for token in (drawn, proposed))
     if gap <= bound:
         verdict = "router_tie" if routes_differ else "proven_tie"

@@ -40,6 +40,7 @@ class SamplingParams:
     `prompt_logprobs_from` on (the first token of a text has none); their rows are computed even where earlier requests
     left them. `max_new_tokens` counts committed tokens, the last one included; with 0 the prompt is only scored.
     `processors` are transformers `LogitsProcessor`s, applied after the built-in ones and before temperature.
+    `grammar`: a `longgraft.Grammar` that the answer must match, up to its EOS token; applied last before temperature.
     `bad_words_ids` are token-id sequences that must not be completed; `logit_bias` maps token id to an addend.
     """
 
@@ -63,6 +64,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 0
     processors: tuple[Any, ...] = ()
+    grammar: Any = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -161,7 +163,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of one token of an answer or a prompt, and the likeliest alternatives (token id, log-probability).
+    """Log-probability of one token of an answer or prompt, and the likeliest alternatives (token id, log-probability).
 
     `rank`: 1 for the likeliest token of all, which greedy decoding takes; of equal ones the lower id comes first.
     """

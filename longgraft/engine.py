@@ -20,10 +20,11 @@ from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
 from longgraft.cost import CostTable
 from longgraft.draft.base import Drafter, NullDrafter, freeze_costs
 from longgraft.features import Features
+from longgraft.matcher import Grammars
 from longgraft.policy import Policies
 from longgraft.prefill import PromptReader
 from longgraft.prefix import PrefixCache, save_prompt, side_columns
-from longgraft.prompt_scores import PromptScores
+from longgraft.prompt_scores import prompt_scores
 from longgraft.references import References
 from longgraft.request import raise_first
 from longgraft.resolve import resolve
@@ -62,6 +63,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.target = Target(model, self.config.backend, self.config.exact)
         self.drafter = drafter or NullDrafter()
+        self.grammars = Grammars(tokenizer, self.target.vocab_size)
         self.retrieval = Retrieval(tokenizer, self.target.vocab_size, self.config, index)
         self_check(self.target)
         if self.config.exact:
@@ -176,22 +178,22 @@ class Engine:
             )
         require_room(self.target, self.pool, total, self.config)
         threshold = self.target.long_rope_from
-        room, ends = self.max_context - len(prompt_ids), params.eos_token_ids or ()
+        room, ends, count = self.max_context - len(prompt_ids), params.eos_token_ids or (), params.prompt_logprobs
+        matcher = self.grammars.open(params.grammar, len(prompt_ids), ends)
         stop = StopRules(ends, params.stop, params.max_new_tokens, room, self.tokenizer, prompt_ids=prompt_ids)
         return Sequence(
             token_ids=list(prompt_ids),
             prompt_len=len(prompt_ids),
             cache=SequenceCache(self.pool),
             index=self.retrieval.open(references, self.encode, chosen.retrieves),
-            sampler=Sampler(params, prompt_ids, self.target.vocab_size),
+            sampler=Sampler(params, prompt_ids, self.target.vocab_size, matcher),
             stop=stop,
             stats=Stats(len(prompt_ids), not (chosen.retrieves or chosen.drafts), is_priced=self._is_frozen),
             policy=chosen,
             long_rope=threshold is not None and total > threshold,
             tenant=references.tenant if references else None,
-            prompt_scores=None
-            if (count := params.prompt_logprobs) is None
-            else PromptScores(len(prompt_ids), count, self.target.vocab_size, params.prompt_logprobs_from),
+            prompt_scores=prompt_scores(len(prompt_ids), count, self.target.vocab_size, params.prompt_logprobs_from),
+            matcher=matcher,
         )
 
     def run(self, batch: Seq[Sequence], progress: Progress | None = None) -> Rounds:

@@ -115,6 +115,11 @@ class PromptScores:
             held.top_logprobs[at] = found.double().cpu().numpy()
 
 
+def prompt_scores(prompt_len: int, num_top: int | None, vocab_size: int, first: int = 0) -> PromptScores | None:
+    """Return what gathers the scores of a prompt, None if nobody asks for any (`num_top` None)."""
+    return None if num_top is None else PromptScores(prompt_len, num_top, vocab_size, first)
+
+
 def likeliest(rows: Tensor, count: int) -> npt.NDArray[np.int32]:
     """Return the columns of the `count` largest entries of each row, largest first, of equal ones the lower first."""
     edge = rows.topk(count, dim=-1).values[:, -1:]

@@ -31,6 +31,7 @@ LOOKS: dict[int, tuple[str, str, str]] = {
     Source.CORPUS: ("C", "92", "copied from a corpus"),
     Source.PREDICTION: ("X", "31", "copied from the prediction"),
     Source.DOCUMENT: ("F", "94", "copied from a document given with the request"),
+    Source.GRAMMAR: ("G", "95", "the only choice the grammar left"),
 }
 Paint = Callable[[int], tuple[str, str]]
 

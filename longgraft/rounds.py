@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from longgraft.accept import accept
+from longgraft.guided import guided
 from longgraft.policy import rows_for
 from longgraft.prefill import PromptReader
 from longgraft.request import Request
@@ -73,7 +74,7 @@ class Rounds:
         builders = dict[Request, TreeBuilder]()
         for request in decoding:
             with request.guarded("drafter or index"):
-                builders[request] = request.seq.policy.propose(request.seq)
+                builders[request] = guided(request.seq, self.most_nodes, self.target.vocab_size)
         beside = sum(portion.rows for portion in portions)
         most = self.round_rows - min(beside, self.round_rows // LEAST_SHARE) if beside else None
         batch = [request.seq for request in builders]
@@ -148,7 +149,7 @@ class Rounds:
 
     def _read(self, request: Request, part_rows: int, rows: Rows) -> None:
         """Keep prompt rows that were computed."""
-        with request.guarded("drafter"):
+        with request.guarded("drafter or prompt scores"):
             self.reader.take(request.seq, part_rows, rows.logits, rows.states)
         with request.guarded("receiver of its progress"):
             request.tell_progress()

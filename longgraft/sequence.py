@@ -15,6 +15,7 @@ import numpy.typing as npt
 from longgraft.cache import SequenceCache
 from longgraft.config import TokenLogprob
 from longgraft.kernels.top_ids import top_ids
+from longgraft.matcher import Matcher
 from longgraft.prompt_scores import PromptScores
 from longgraft.sampler import Sampler
 from longgraft.stats import Stats
@@ -90,6 +91,7 @@ class Sequence:
     origins: list[tuple[int, int]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_scores: PromptScores | None = None
+    matcher: Matcher | None = None
 
     @property
     def root_token(self) -> int:

@@ -65,11 +65,13 @@ class Service:
     ) -> Ticket:
         """Hand in a request; `deadline`: seconds from now after which it ends with what it has.
 
-        Raises `GraftError` if the prompt cannot be read, the service is closed or too many are on their way; whatever
-        else is wrong is the ticket's error.
+        Raises `GraftError` if the prompt or the grammar cannot be read, the service is closed or too many are on their
+        way; whatever else is wrong is the ticket's error.
         """
         since = time.perf_counter()
         prompt_ids = self._encoded(prompt)
+        if params is not None:
+            self.engine.grammars.compile(params.grammar)  # here, as a large one would hold up everybody's round
         ticket = Ticket(lambda ticket: self._orders.put(partial(self._cancel, ticket)))
 
         def begin() -> None:

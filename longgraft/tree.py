@@ -37,6 +37,7 @@ class Source(IntEnum):
     CORPUS = 6
     PREDICTION = 7
     DOCUMENT = 8
+    GRAMMAR = 9
 
 
 def _require(condition: bool, message: str) -> None:

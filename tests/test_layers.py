@@ -8,7 +8,20 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"kernels"},
-    {"tree", "config", "sampler", "noise", "resolve", "processors", "prompt_scores", "stats", "wording"},
+    {
+        "tree",
+        "config",
+        "sampler",
+        "noise",
+        "resolve",
+        "processors",
+        "prompt_scores",
+        "stats",
+        "wording",
+        "grammar",
+        "matcher",
+        "tool_calls",
+    },
     {"index"},
     {
         "target",
@@ -39,7 +52,7 @@ LAYERS = [
         "features",
         "measure",
     },
-    {"draft", "prune", "graft", "block_graft", "merge", "verify", "accept"},
+    {"draft", "prune", "graft", "block_graft", "merge", "verify", "accept", "constrain"},
     {
         "engine",
         "admission",
@@ -50,6 +63,7 @@ LAYERS = [
         "policies",
         "adaptive",
         "block_round",
+        "guided",
         "prefill",
         "request",
         "rounds",
@@ -82,6 +96,7 @@ OWNERS = {
     "cuda": {"index/nvrtc.py"},
     "llama_cpp": {"eval/peers.py"},
     "matplotlib": {"eval/policy_plots.py"},
+    "llguidance": {"longgraft/matcher.py"},
     "gguf": {"longgraft/load_gguf.py", "longgraft/gguf_header.py"},
     "faiss": {"index/nearest.py"},
     "triton": {"kernels/triton.py", "kernels/triton_kernels.py"},

@@ -28,7 +28,8 @@ def one_thread() -> Iterator[None]:
 
 def test_the_names() -> None:
     assert sorted(longgraft.__all__) == [
-        "Engine", "EngineConfig", "GraftError", "Output", "References", "SamplingParams", "Service", "__version__"
+        "Engine", "EngineConfig", "GraftError", "Grammar", "Output", "References", "SamplingParams", "Service",
+        "__version__",
     ]  # fmt: skip
     for name in longgraft.__all__:
         assert getattr(longgraft, name) is not None

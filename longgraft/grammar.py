@@ -1,0 +1,151 @@
+"""What an answer must look like: a declaration, made once and given to any number of requests.
+
+Knows no tokenizer and no matcher (`longgraft.matcher` compiles it), so that a bad one is one sentence where it is
+written. The one idea: everything becomes one Lark text, because Lark can hold a JSON schema, a regular expression and
+the free text that may come before them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from longgraft.config import GraftError
+
+KINDS = ("json_schema", "regex", "lark")
+# White space where JSON allows it: enough for deep indentation, but no model can loop in it.
+WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,64}"}
+# Without: what `json.dumps` writes, and most models.
+DENSE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Any text that is no special token, and what may stand between a lead and what it leads to.
+TEXT, GAP = r"/(.|\n)*/", r"/[ \t\r\n]{0,8}/"
+# Whether a tokenizer writes a text as one token of its own, which no other tokens spell.
+IsSpecial = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A constraint on an answer; make one with `json_schema`, `json_object`, `regex` or `lark`.
+
+    `source`: the schema as JSON, the expression, or the Lark text. `whitespace`: whether JSON may have white space
+    between its tokens; without it fewer tokens are free, so more of them are drafted without a model. `lead`: what ends
+    the free text that comes first (`</think>`); None: none comes.
+    """
+
+    kind: str
+    source: str
+    whitespace: bool = True
+    lead: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise GraftError(f"grammar of kind {self.kind!r}: expected one of {', '.join(KINDS)}")
+        _check_text("source", self.source)
+        if self.lead is not None:
+            _check_text("lead", self.lead)
+            if self.kind == "lark":
+                raise GraftError("a Lark grammar says itself what comes first: leave lead out")
+
+    @classmethod
+    def json_schema(
+        cls, schema: Mapping[str, Any] | bool | str, *, whitespace: bool = True, lead: str | None = None
+    ) -> Grammar:
+        """Any JSON that a schema (a mapping, or its JSON text) allows; `GraftError` for what is no schema at all."""
+        return cls("json_schema", schema_text(schema), whitespace, lead)
+
+    @classmethod
+    def json_object(cls, *, whitespace: bool = True, lead: str | None = None) -> Grammar:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"}, whitespace=whitespace, lead=lead)
+
+    @classmethod
+    def regex(cls, pattern: str, *, lead: str | None = None) -> Grammar:
+        """Any text that a regular expression matches as a whole (the syntax of Rust's regex crate)."""
+        return cls("regex", pattern, True, lead)
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """Any text of a Lark grammar, in llguidance's dialect."""
+        return cls("lark", text)
+
+    def lark_text(self, is_special: IsSpecial) -> str:
+        """Return it as Lark for a tokenizer."""
+        if self.kind == "lark":
+            return self.source
+        is_schema = self.kind == "json_schema"
+        body = json_rule(json.loads(self.source), self.whitespace) if is_schema else f"/{_slashed(self.source)}/"
+        if self.lead is None:
+            return f"start: body\nbody: {body}"
+        return f"start: lead GAP body\n{lead_rule('lead', self.lead, is_special)}GAP: {GAP}\nbody: {body}"
+
+
+def schema_text(schema: Any) -> str:
+    """Return a JSON schema as JSON text; `GraftError` if it is none."""
+    try:
+        value = json.loads(schema, parse_constant=_refuse_constant) if isinstance(schema, str) else schema
+        if not isinstance(value, Mapping | bool):
+            raise GraftError(f"a JSON schema is a {type(value).__name__}: expected an object")
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
+    except GraftError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise GraftError(f"a JSON schema is not JSON: {error}") from error
+
+
+def json_rule(schema: Any, whitespace: bool) -> str:
+    """Return the part of a Lark rule that a JSON schema is. What the schema says under `x-guidance` is respected."""
+    value = {"not": {}} if schema is False else {} if schema is True else dict(schema)
+    own = value.get("x-guidance")
+    value["x-guidance"] = {**(WHITESPACE if whitespace else DENSE), **(own if isinstance(own, Mapping) else {})}
+    return "%json " + json.dumps(value, ensure_ascii=False)
+
+
+def lead_rule(name: str, end: str, is_special: IsSpecial) -> str:
+    """Return the Lark rule `name`: any text up to where `end` comes for the first time.
+
+    An `end` that is a token of its own cannot be spelled otherwise, and the text before it may begin with the token
+    that it closes (`<think>` for `</think>`).
+    """
+    if not is_special(end):
+        return f"{name}[lazy]: {name.upper()}_TEXT {quoted(end)}\n{name.upper()}_TEXT: {TEXT}\n"
+    opening = end.replace("/", "", 1) if end.startswith("</") else ""
+    begin = f"{opening}? " if opening and is_special(opening) else ""
+    return f"{name}: {begin}{name.upper()}_TEXT {end}\n{name.upper()}_TEXT: {TEXT}\n"
+
+
+def word(text: str, is_special: IsSpecial) -> str:
+    """Return a fixed text as part of a Lark rule."""
+    return text if is_special(text) else quoted(text)
+
+
+def quoted(text: str) -> str:
+    """Return a text as a Lark string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _slashed(pattern: str) -> str:
+    """Return a regular expression as it is written between slashes."""
+    escaped = re.sub(r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", pattern, flags=re.DOTALL)
+    return escaped.replace("\n", r"\n")
+
+
+def _check_text(name: str, text: Any) -> None:
+    if not isinstance(text, str) or not text:
+        raise GraftError(f"grammar: {name} is {text!r}: expected text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GraftError(f"grammar: half a character at place {error.start} of its {name}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"it holds a {type(value).__name__}")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
