@@ -25,16 +25,18 @@ def guided(seq: Sequence, most: int, vocab_size: int) -> TreeBuilder:
         return builder
     matcher.go_to(seq.token_ids)
     if seq.policy.retrieves and seq.policy.adapts:
-        _skip_forced(builder, seq, matcher, min(most, seq.stop.remaining - 1), vocab_size)
+        builder = _past_forced(builder, seq, matcher, min(most, seq.stop.remaining - 1), vocab_size)
     return constrain(builder, matcher, most if seq.policy.adapts else 0, seq.stop.remaining - 1)
 
 
-def _skip_forced(builder: TreeBuilder, seq: Sequence, matcher: Matcher, most: int, vocab_size: int) -> None:
-    """Add what is forced at the root, and what the index says follows it."""
+def _past_forced(builder: TreeBuilder, seq: Sequence, matcher: Matcher, most: int, vocab_size: int) -> TreeBuilder:
+    """Return a tree that has what is forced at the root, and what the index says follows it, too."""
     forced, node = matcher.forced()[: max(most, 0)], 0
     if not forced:
-        return
+        return builder
+    builder = builder.copy()  # a policy learns from its own
     for token in forced:
         node = builder.add(node, token, 0.0, Source.GRAMMAR)
     found = seq.index.draft(GRAFTED, forced, node)
     graft(builder, [found] if found else [], vocab_size, max_depth=seq.stop.remaining - 1)
+    return builder

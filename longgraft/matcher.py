@@ -87,10 +87,7 @@ class Matcher:
         self.go_to(token_ids)
         allowed = self._allowed(len(scores))
         if not allowed.any():
-            raise GraftError(
-                f"the grammar allows no token at output position {len(self._taken)}: it demands something that "
-                "the tokenizer has no token for"
-            )
+            raise GraftError(self._dead_end())
         return scores.masked_fill(torch.from_numpy(~allowed).to(scores.device), -torch.inf)
 
     def go_to(self, token_ids: Sequence[int]) -> None:
@@ -138,7 +135,7 @@ class Matcher:
         """Return which tokens may come. [size]"""
         bits = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
         if self._inner.is_error():
-            raise GraftError(f"the grammar is too complex here: {_first_line(self._inner.get_error())}")
+            return np.zeros(size, np.bool_)
         found = np.unpackbits(bits, bitorder="little", count=min(size, 8 * len(bits))).astype(np.bool_)
         allowed = np.zeros(size, np.bool_)
         allowed[: len(found)] = found
@@ -146,6 +143,12 @@ class Matcher:
         allowed[self._end] = False
         allowed[self._eos] = may_end
         return allowed
+
+    def _dead_end(self) -> str:
+        place, error = f"at output position {len(self._taken)}", self._inner.get_error()
+        if error and "NoExtension" not in error:
+            return f"the grammar is too complex {place}: {_first_line(error)}"
+        return f"the grammar allows no token {place}: it demands something that the tokenizer has no token for"
 
 
 def _library() -> Any:
@@ -188,4 +191,6 @@ def _compile(library: Any, words: Any, lark: str) -> Any:
 
 
 def _first_line(message: str) -> str:
-    return message.strip().split("\n")[0]
+    """Return what a message of the library says, without the state that it prints behind it."""
+    lines = message.strip().split("\n")
+    return ", ".join([lines[0][:300], *(line for line in lines[1:] if line.startswith("error: "))])

@@ -240,6 +240,14 @@ class TreeBuilder:
             self.scores[node] = max(score, self.scores[node])
         return node
 
+    def copy(self) -> TreeBuilder:
+        """Return an independent copy."""
+        twin = TreeBuilder(self.token_ids[0])
+        twin.token_ids, twin.parents, twin.scores = list(self.token_ids), list(self.parents), list(self.scores)
+        twin.sources, twin.origins = list(self.sources), list(self.origins)
+        twin._nodes, twin.children = dict(self._nodes), [list(nodes) for nodes in self.children]
+        return twin
+
     def find(self, parent: int, token_id: int) -> int | None:
         """Return the child of `parent` that holds a token, or None."""
         return self._nodes.get((parent, token_id))

@@ -211,3 +211,14 @@ def test_more_nodes_than_there_are() -> None:
     builder.add(0, 1, -1.0, Source.DRAFT)
     assert len(builder.build(1)) == 1
     assert len(builder.build(99)) == 2
+
+
+def test_a_copy_is_independent() -> None:
+    builder = TreeBuilder(5)
+    node = builder.add(0, 6, -1.0, Source.PROMPT, (0, 3))
+    twin = builder.copy()
+    assert twin.build().token_ids.tolist() == builder.build().token_ids.tolist() and twin.find(0, 6) == node
+    twin.add(twin.add(node, 7, -2.0, Source.DRAFT), 8, -3.0, Source.DRAFT)
+    twin.add(0, 6, -0.5, Source.HISTORY, (1, 1))
+    assert len(builder) == 2 and builder.scores == [0.0, -1.0] and builder.find(node, 7) is None
+    assert builder.children == [[1], []] and builder.origins[1] == (0, 3)

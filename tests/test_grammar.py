@@ -1,0 +1,104 @@
+"""Declarations of grammars: what they become, and what is refused where it is written."""
+
+from __future__ import annotations
+
+import json
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from longgraft.config import GraftError
+from longgraft.grammar import Grammar, lead_rule, schema_text, word
+
+
+def never(text: str) -> bool:
+    return False
+
+
+def always(text: str) -> bool:
+    return True
+
+
+def schema_in(lark: str) -> Any:
+    return json.loads(lark[lark.index("%json ") + 6 :])
+
+
+def test_equal_declarations_are_one_key() -> None:
+    one = Grammar.json_schema({"type": "object", "a": 1})
+    assert one == Grammar.json_schema('{"type": "object", "a": 1}') and hash(one) == hash(one)
+    assert one == Grammar.json_schema(MappingProxyType({"type": "object", "a": 1}))
+    assert len({one, Grammar.json_schema({"type": "object", "a": 1}, whitespace=False), Grammar.json_object()}) == 3
+
+
+def test_white_space_is_bounded_or_none_unless_the_schema_says() -> None:
+    free, dense = (schema_in(Grammar.json_object(whitespace=is_free).lark_text(never)) for is_free in (True, False))
+    assert "{1,64}" in free["x-guidance"]["whitespace_pattern"] and free["type"] == "object"
+    assert dense["x-guidance"] == {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    own = Grammar.json_schema({"x-guidance": {"item_separator": ";"}}, whitespace=False).lark_text(never)
+    assert schema_in(own)["x-guidance"]["item_separator"] == ";"
+
+
+@pytest.mark.parametrize(("schema", "means"), [(True, {}), (False, {"not": {}}), ("true", {}), ({}, {})])
+def test_schemas_that_are_no_objects(schema: Any, means: Any) -> None:
+    made = schema_in(Grammar.json_schema(schema).lark_text(never))
+    assert {name: value for name, value in made.items() if name != "x-guidance"} == means
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lark"),
+    [
+        ("a/b", r"start: body" + "\n" + r"body: /a\/b/"),
+        (r"a\/b", "start: body\n" + r"body: /a\/b/"),
+        (r"\\/", "start: body\n" + r"body: /\\\//"),
+        ("a\nb", "start: body\n" + r"body: /a\nb/"),
+    ],
+)
+def test_expressions_between_slashes(pattern: str, lark: str) -> None:
+    assert Grammar.regex(pattern).lark_text(never) == lark
+
+
+def test_leads_are_spelled_or_special() -> None:
+    assert 'lead[lazy]: LEAD_TEXT "</think>"' in lead_rule("lead", "</think>", never)
+    assert lead_rule("lead", "</think>", always).startswith("lead: <think>? LEAD_TEXT </think>\n")
+    only_end = lead_rule("lead", "</think>", lambda text: text == "</think>")
+    assert only_end.startswith("lead: LEAD_TEXT </think>\n")
+    assert lead_rule("lead", "<|message|>", always).startswith("lead: LEAD_TEXT <|message|>\n")
+    assert word('a"b', never) == r'"a\"b"' and word("<a>", always) == "<a>"
+
+
+def endless() -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    schema["items"] = schema
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Grammar.json_schema("{"), "JSON schema is not JSON"),
+        (lambda: Grammar.json_schema("3"), "is a int: expected an object"),
+        (lambda: Grammar.json_schema([1]), "is a list: expected an object"),  # type: ignore[arg-type]
+        (lambda: Grammar.json_schema(None), "is a NoneType"),  # type: ignore[arg-type]
+        (lambda: Grammar.json_schema({"a": float("nan")}), "JSON schema is not JSON"),
+        (lambda: Grammar.json_schema('{"a": NaN}'), "NaN is not a number"),
+        (lambda: Grammar.json_schema({"a": {1, 2}}), "it holds a set"),
+        (lambda: Grammar.json_schema(endless()), "JSON schema is not JSON"),
+        (lambda: Grammar.json_schema("[" * 100_000), "JSON schema is not JSON"),
+        (lambda: Grammar.json_schema({"a": "\ud800"}), "half a character"),
+        (lambda: Grammar.regex(""), "source is ''"),
+        (lambda: Grammar.regex(3), "source is 3"),  # type: ignore[arg-type]
+        (lambda: Grammar.lark("\udcff"), "half a character at place 0 of its source"),
+        (lambda: Grammar.regex("a", lead=""), "lead is ''"),
+        (lambda: Grammar("lark", "start: A", lead="x"), "leave lead out"),
+        (lambda: Grammar("gbnf", "x"), "kind 'gbnf'"),
+    ],
+)
+def test_what_is_refused(make: Any, named: str) -> None:
+    with pytest.raises(GraftError) as caught:
+        make()
+    assert named in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_text_of_a_schema_keeps_its_order_and_characters() -> None:
+    assert schema_text({"b": 1, "a": "é"}) == '{"b": 1, "a": "é"}'
