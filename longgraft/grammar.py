@@ -15,24 +15,27 @@ from typing import Any
 
 from longgraft.config import GraftError
 
-KINDS = ("json_schema", "regex", "lark")
+KINDS = ("json_schema", "regex", "lark", "template")
 # White space where JSON allows it: enough for deep indentation, but no model can loop in it.
 WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,64}"}
 # Without: what `json.dumps` writes, and most models.
 DENSE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Any text that is no special token, and what may stand between a lead and what it leads to.
 TEXT, GAP = r"/(.|\n)*/", r"/[ \t\r\n]{0,8}/"
-# Whether a tokenizer writes a text as one token of its own, which no other tokens spell.
-IsSpecial = Callable[[str], bool]
+# The id of the token that a text is by itself, and that no other tokens spell; None where there is no such token.
+Special = Callable[[str], int | None]
+# Brackets round fixed words in a template, and round those that end any text: letters that no text has a use for.
+_MARKS, _UNTIL = "\ue000\ue001", "\ue002\ue003"
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A constraint on an answer; make one with `json_schema`, `json_object`, `regex` or `lark`.
 
-    `source`: the schema as JSON, the expression, or the Lark text. `whitespace`: whether JSON may have white space
-    between its tokens; without it fewer tokens are free, so more of them are drafted without a model. `lead`: what ends
-    the free text that comes first (`</think>`); None: none comes.
+    `source`: the schema as JSON, the expression, the Lark text, or a template: Lark rules for `answer` in which fixed
+    words are `marked` (or `until` them any text comes), as only the tokenizer says how they are written. `whitespace`:
+    whether JSON may have white space between its tokens; without it fewer tokens are free, so more of them are drafted
+    without a model. `lead`: what ends the free text that comes first (`</think>`); None: none comes.
     """
 
     kind: str
@@ -71,15 +74,19 @@ class Grammar:
         """Any text of a Lark grammar, in llguidance's dialect."""
         return cls("lark", text)
 
-    def lark_text(self, is_special: IsSpecial) -> str:
+    def lark_text(self, special: Special) -> str:
         """Return it as Lark for a tokenizer."""
         if self.kind == "lark":
             return self.source
-        is_schema = self.kind == "json_schema"
-        body = json_rule(json.loads(self.source), self.whitespace) if is_schema else f"/{_slashed(self.source)}/"
+        if self.kind == "json_schema":
+            answer = f"answer: {json_rule(json.loads(self.source), self.whitespace)}"
+        elif self.kind == "regex":
+            answer = f"answer: /{_slashed(self.source)}/"
+        else:
+            answer = _unmarked(self.source, special)
         if self.lead is None:
-            return f"start: body\nbody: {body}"
-        return f"start: lead GAP body\n{lead_rule('lead', self.lead, is_special)}GAP: {GAP}\nbody: {body}"
+            return f"start: answer\n{answer}"
+        return f"start: lead GAP answer\n{lead_rule('lead', self.lead, special)}GAP: {GAP}\n{answer}"
 
 
 def schema_text(schema: Any) -> str:
@@ -103,22 +110,47 @@ def json_rule(schema: Any, whitespace: bool) -> str:
     return "%json " + json.dumps(value, ensure_ascii=False)
 
 
-def lead_rule(name: str, end: str, is_special: IsSpecial) -> str:
+def lead_rule(name: str, end: str, special: Special) -> str:
     """Return the Lark rule `name`: any text up to where `end` comes for the first time.
 
     An `end` that is a token of its own cannot be spelled otherwise, and the text before it may begin with the token
     that it closes (`<think>` for `</think>`).
     """
-    if not is_special(end):
-        return f"{name}[lazy]: {name.upper()}_TEXT {quoted(end)}\n{name.upper()}_TEXT: {TEXT}\n"
+    text = f"{name.upper()}_TEXT"
+    if special(end) is None:
+        return f"{name}[lazy]: {text} {quoted(end)}\n{text}: {TEXT}\n"
     opening = end.replace("/", "", 1) if end.startswith("</") else ""
-    begin = f"{opening}? " if opening and is_special(opening) else ""
-    return f"{name}: {begin}{name.upper()}_TEXT {end}\n{name.upper()}_TEXT: {TEXT}\n"
+    begin = f"{word(opening, special)}? " if opening and special(opening) is not None else ""
+    return f"{name}: {begin}{text} {word(end, special)}\n{text}: {TEXT}\n"
 
 
-def word(text: str, is_special: IsSpecial) -> str:
+def word(text: str, special: Special) -> str:
     """Return a fixed text as part of a Lark rule."""
-    return text if is_special(text) else quoted(text)
+    token_id = special(text)
+    return quoted(text) if token_id is None else f"<[{token_id}]>"
+
+
+def marked(text: str) -> str:
+    """Return a fixed text as part of a template's rule."""
+    return text.join(_MARKS)
+
+
+def until(text: str) -> str:
+    """Return any text up to where `text` comes for the first time, as part of a template's rule."""
+    return text.join(_UNTIL)
+
+
+def _unmarked(source: str, special: Special) -> str:
+    rules = dict[str, str]()
+
+    def named(found: re.Match[str]) -> str:
+        name = f"until_{len(rules)}"
+        rules[name] = lead_rule(name, found[1], special)
+        return name
+
+    source = re.sub("{}(.*?){}".format(*_UNTIL), named, source)
+    source = re.sub("{}(.*?){}".format(*_MARKS), lambda found: word(found[1], special), source)
+    return "\n".join([source, *rules.values()]) if rules else source
 
 
 def quoted(text: str) -> str:

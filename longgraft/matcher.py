@@ -55,15 +55,15 @@ class Grammars:
                 self._words = _words(library, self.tokenizer, self.vocab_size)
             made = self._kept.get(grammar)
             if made is None:
-                made = self._kept[grammar] = _compile(library, self._words, grammar.lark_text(self._is_special))
+                made = self._kept[grammar] = _compile(library, self._words, grammar.lark_text(self._special))
                 if len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(grammar)
             return made
 
-    def _is_special(self, text: str) -> bool:
+    def _special(self, text: str) -> int | None:
         token_id = self.tokenizer.get_vocab().get(text)
-        return token_id is not None and bool(self._words.is_special_token(token_id))
+        return token_id if token_id is not None and self._words.is_special_token(token_id) else None
 
 
 class Matcher:

@@ -54,8 +54,7 @@ def words() -> Any:
 def _pristine(grammar: Grammar) -> Any:
     import llguidance
 
-    special = tokenizer().get_vocab()
-    lark = grammar.lark_text(lambda text: text in special and words().is_special_token(special[text]))
+    lark = grammar.lark_text(lambda text: tokenizer().get_vocab()[text] if text in TAGS else None)
     made = llguidance.LLMatcher(words(), lark, log_level=0)
     assert not made.is_error(), made.get_error()
     return made

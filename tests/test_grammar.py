@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from longgraft.config import GraftError
-from longgraft.grammar import Grammar, lead_rule, schema_text, word
+from longgraft.grammar import Grammar, lead_rule, marked, schema_text, word
 
 
-def never(text: str) -> bool:
-    return False
+def never(text: str) -> int | None:
+    return None
 
 
-def always(text: str) -> bool:
-    return True
+def always(text: str) -> int | None:
+    return len(text)
 
 
 def schema_in(lark: str) -> Any:
@@ -47,24 +47,26 @@ def test_schemas_that_are_no_objects(schema: Any, means: Any) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "lark"),
-    [
-        ("a/b", r"start: body" + "\n" + r"body: /a\/b/"),
-        (r"a\/b", "start: body\n" + r"body: /a\/b/"),
-        (r"\\/", "start: body\n" + r"body: /\\\//"),
-        ("a\nb", "start: body\n" + r"body: /a\nb/"),
-    ],
+    [("a/b", r"/a\/b/"), (r"a\/b", r"/a\/b/"), (r"\\/", r"/\\\//"), ("a\nb", r"/a\nb/")],
 )
 def test_expressions_between_slashes(pattern: str, lark: str) -> None:
-    assert Grammar.regex(pattern).lark_text(never) == lark
+    assert Grammar.regex(pattern).lark_text(never) == f"start: answer\nanswer: {lark}"
 
 
 def test_leads_are_spelled_or_special() -> None:
     assert 'lead[lazy]: LEAD_TEXT "</think>"' in lead_rule("lead", "</think>", never)
-    assert lead_rule("lead", "</think>", always).startswith("lead: <think>? LEAD_TEXT </think>\n")
-    only_end = lead_rule("lead", "</think>", lambda text: text == "</think>")
-    assert only_end.startswith("lead: LEAD_TEXT </think>\n")
-    assert lead_rule("lead", "<|message|>", always).startswith("lead: LEAD_TEXT <|message|>\n")
-    assert word('a"b', never) == r'"a\"b"' and word("<a>", always) == "<a>"
+    assert lead_rule("lead", "</think>", always).startswith("lead: <[7]>? LEAD_TEXT <[8]>\n")
+    only_end = lead_rule("lead", "</think>", lambda text: 8 if text == "</think>" else None)
+    assert only_end.startswith("lead: LEAD_TEXT <[8]>\n")
+    assert lead_rule("lead", "<|message|>", always).startswith("lead: LEAD_TEXT <[11]>\n")
+    assert word('a"b', never) == r'"a\"b"' and word("<a>", always) == "<[3]>"
+
+
+def test_templates_leave_words_to_the_tokenizer() -> None:
+    template = Grammar("template", f"answer: {marked('<a>')} X {marked('<bb>')}\nX: /x/", lead="END")
+    assert "answer: <[3]> X <[4]>\n" in template.lark_text(always)
+    spelled = template.lark_text(never)
+    assert 'answer: "<a>" X "<bb>"\n' in spelled and spelled.startswith("start: lead GAP answer\nlead[lazy]:")
 
 
 def endless() -> dict[str, Any]:

@@ -21,6 +21,7 @@ LAYERS = [
         "grammar",
         "matcher",
         "tool_calls",
+        "tool_grammar",
     },
     {"index"},
     {

@@ -1,4 +1,4 @@
-"""The matcher says of a text what a new one says, whichever way it came there; what cannot be compiled is one sentence."""
+"""The matcher says of a text what a new one says, however it came there; what is refused is one sentence."""
 
 from __future__ import annotations
 
