@@ -111,9 +111,10 @@ def test_text_waits_no_longer_than_it_must() -> None:
 
 
 PARTS = st.sampled_from(
-    '<tool_call>|</tool_call>|{"name": "f", "arguments": {|"a": "}|"|}|}}|\n| |;|x|<|\\|{"name": "g", "parameters": |{'
-    '|<tool|[|{"arguments": {}, "name": "h"}'.split("|")
-    + ["<|python_tag|>"]
+    [
+        *'<tool_call>#</tool_call>#{"name": "f", "arguments": {#"a": "}#"#}#}}#\n# #;#x#<#\\#{#<tool#['.split("#"),
+        *'{"name": "g", "parameters": #{"arguments": {}, "name": "h"}#<|python_tag|>'.split("#"),
+    ]
 )
 
 
