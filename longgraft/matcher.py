@@ -28,7 +28,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
-        self._lock = threading.Lock()
+        self._making, self._looking = threading.Lock(), threading.Lock()
         self._words: Any = None
         self._kept: OrderedDict[Grammar, Any] = OrderedDict()
 
@@ -44,40 +44,52 @@ class Grammars:
         ends = [token_id for token_id in eos_token_ids if 0 <= token_id < self.vocab_size]
         if not ends:
             raise GraftError("a grammar's answer ends with an EOS token: set eos_token_ids, and leave ignore_eos out")
-        return Matcher(self._compiled(grammar), self._words.eos_token, prompt_len, ends)
+        return Matcher(self._compiled(grammar), self._words.eos_token, prompt_len, ends, self.vocab_size)
 
     def _compiled(self, grammar: Grammar) -> Any:
+        """Return a grammar's matcher at its beginning; one that is there is had at once, whatever others compile."""
         if not isinstance(grammar, Grammar):
             raise GraftError(f"grammar is a {type(grammar).__name__}: expected a longgraft.Grammar")
-        with self._lock:
+        if (known := self._known(grammar)) is not None:
+            return known
+        with self._making:
+            if (known := self._known(grammar)) is not None:
+                return known
             library = _library()
             if self._words is None:
-                self._words = _words(library, self.tokenizer, self.vocab_size)
-            made = self._kept.get(grammar)
-            if made is None:
-                made = self._kept[grammar] = _compile(library, self._words, grammar.lark_text(self._special))
-                if len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(grammar)
-            return made
+                self._words = _words(self.tokenizer, self.vocab_size)
+            made = _compile(library, self._words, grammar.lark_text(self._special))
+        with self._looking:
+            self._kept[grammar] = made
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def _known(self, grammar: Grammar) -> Any:
+        with self._looking:
+            if grammar in self._kept:
+                self._kept.move_to_end(grammar)
+            return self._kept.get(grammar)
 
     def _special(self, text: str) -> int | None:
-        token_id = self.tokenizer.get_vocab().get(text)
+        token_id = self.tokenizer.get_added_vocab().get(text)
         return token_id if token_id is not None and self._words.is_special_token(token_id) else None
 
 
 class Matcher:
     """Where one answer stands in its grammar. It advances, and walks back, to whatever text it is asked about."""
 
-    def __init__(self, compiled: Any, end: int, prompt_len: int, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self, compiled: Any, end: int, prompt_len: int, eos_token_ids: Collection[int], vocab_size: int
+    ) -> None:
         self._compiled, self._inner = compiled, compiled.deep_copy()
         self._end, self._eos = end, np.array(sorted(eos_token_ids), np.int64)
-        self._prompt_len = prompt_len
+        self._prompt_len, self._vocab_size = prompt_len, vocab_size
         self._taken: list[int] = []
 
     def fork(self) -> Matcher:
         """Return an independent one at the beginning of the answer."""
-        return Matcher(self._compiled, self._end, self._prompt_len, self._eos.tolist())
+        return Matcher(self._compiled, self._end, self._prompt_len, self._eos.tolist(), self._vocab_size)
 
     def mask(self, token_ids: Sequence[int], scores: Tensor) -> Tensor:
         """Return `scores [V]` with -inf for every token that may not follow `token_ids` (prompt and answer so far).
@@ -123,7 +135,7 @@ class Matcher:
         """Return the tokens that must come next, because the grammar leaves no choice; EOS is not among them."""
         tokens: list[int] = []
         for token in self._inner.compute_ff_tokens():
-            if self._ends(token):
+            if self._ends(token) or token >= self._vocab_size:
                 break
             tokens.append(int(token))
         return tokens
@@ -136,11 +148,10 @@ class Matcher:
         bits = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
         if self._inner.is_error():
             return np.zeros(size, np.bool_)
-        found = np.unpackbits(bits, bitorder="little", count=min(size, 8 * len(bits))).astype(np.bool_)
+        found = np.unpackbits(bits, bitorder="little").view(np.bool_)
+        may_end, found[self._end] = bool(found[self._end]), False
         allowed = np.zeros(size, np.bool_)
-        allowed[: len(found)] = found
-        may_end = bool(allowed[self._end])
-        allowed[self._end] = False
+        allowed[: len(found)] = found[:size]
         allowed[self._eos] = may_end
         return allowed
 
@@ -159,23 +170,19 @@ def _library() -> Any:
     return llguidance
 
 
-def _words(library: Any, tokenizer: Any, vocab_size: int) -> Any:
-    """Return the library's view of a tokenizer."""
+def _words(tokenizer: Any, vocab_size: int) -> Any:
+    """Return the library's view of a tokenizer, which may have more tokens than the model, or fewer."""
     from llguidance.hf import from_tokenizer
 
     if tokenizer is None:
         raise GraftError("grammars need text: give the engine a tokenizer")
-    name = type(tokenizer).__name__
-    if len(tokenizer) > vocab_size:
-        raise GraftError(f"grammars: {name} has {len(tokenizer)} tokens, the model {vocab_size}: expected no more")
     try:
-        return from_tokenizer(tokenizer, n_vocab=vocab_size)
+        return from_tokenizer(tokenizer, n_vocab=max(vocab_size, 1 + max(tokenizer.get_vocab().values(), default=0)))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the library is no Exception
-        raise GraftError(
-            f"grammars: llguidance cannot take this tokenizer ({name}): {_first_line(str(error))}"
-        ) from error
+        name = type(tokenizer).__name__
+        raise GraftError(f"grammars: llguidance takes no {name} like this: {_first_line(str(error))}") from error
 
 
 def _compile(library: Any, words: Any, lark: str) -> Any:

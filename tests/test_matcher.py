@@ -141,6 +141,19 @@ def test_masks_of_larger_and_of_other_vocabularies() -> None:
     assert not mask_of(matcher, [])[[5, 300, EOS]].any()
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model() -> None:
+    words = byte_level(VOCAB - 3)
+    words.add_tokens(["<a>", "<b>", "<c>", "<d>", "<e>"])
+    grammars = Grammars(words, VOCAB)
+    matcher = grammars.open(Grammar.regex("ab?", lead="<a>"), 0, [EOS])
+    assert matcher is not None
+    assert matcher.mask([], torch.zeros(VOCAB)).tolist()[VOCAB - 3] == 0.0
+    beyond = grammars.open(Grammar.lark(f"start: <[{VOCAB + 1}]>"), 0, [EOS])
+    assert beyond is not None and beyond.forced() == []
+    with pytest.raises(GraftError, match="allows no token at output position 0"):
+        beyond.mask([], torch.zeros(VOCAB))
+
+
 def test_forks_are_independent_and_begin_anew() -> None:
     matcher, tokens = matcher_of("dense"), spelled("dense", TEXTS["dense"][0])
     mask_of(matcher, tokens[:5])
@@ -209,7 +222,6 @@ def _slow() -> Any:
         (None, "give the engine a tokenizer"),
         (cleaning(), "decoder"),
         (_slow(), "Slow"),
-        (byte_level(VOCAB + 3), "323 tokens, the model 320"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_taken_is_one_sentence(words: Any, named: str) -> None:
@@ -263,6 +275,38 @@ def test_compiled_once_kept_up_to_a_cap_from_any_thread() -> None:
         assert len(fresh._kept) == MOST_KEPT
         fresh.compile(GRAMMARS["dense"])
     assert len(compiled) == MOST_KEPT + 2
+
+
+def test_a_slow_grammar_holds_up_nobody_whose_own_is_there() -> None:
+    import longgraft.matcher as module
+
+    fresh, is_slow, may_go_on = Grammars(tokenizer(), VOCAB), threading.Event(), threading.Event()
+    fresh.compile(GRAMMARS["regex"])
+    compile_ = module._compile
+
+    def slow(*arguments: Any) -> Any:
+        is_slow.set()
+        assert may_go_on.wait(60)
+        return compile_(*arguments)
+
+    with patched(module, "_compile", slow):
+        thread = threading.Thread(target=fresh.compile, args=(GRAMMARS["dense"],))
+        thread.start()
+        assert is_slow.wait(60)
+        assert fresh.open(GRAMMARS["regex"], 0, [EOS]) is not None
+        may_go_on.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("depth", [50, 400])
+def test_deep_schemas_are_compiled_or_refused(depth: int) -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema, "maxItems": 1}
+    try:
+        made.compile(Grammar.json_schema(schema))
+    except GraftError as error:
+        assert "\n" not in str(error)
 
 
 def test_free_text_may_hold_what_looks_like_an_answer() -> None:
