@@ -22,6 +22,7 @@ from longgraft import __version__, corpora
 from longgraft.bench import bench
 from longgraft.config import POLICIES, EngineConfig, GraftError, Output, SamplingParams
 from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice
+from longgraft.report.checks import check_report
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
@@ -80,6 +81,8 @@ DraftModel = Annotated[
     str | None,
     typer.Option("--draft", metavar="NAME", help="A drafter: smaller LM, EAGLE-3 head or DFlash; hub id or folder."),
 ]
+Report = Annotated[str | None, typer.Option(metavar="FILE", help="Write a page: every token's source, round, tree.")]
+ComparePlain = Annotated[bool, typer.Option("--compare-plain", help="With --report: decode plainly too, and compare.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
@@ -121,17 +124,20 @@ def generate(
     corpus: Corpora = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and 0-20 alternatives.")] = None,
     color: Annotated[bool, typer.Option("--color", help="Show where each token came from.")] = False,
+    report: Report = None,
+    compare_plain: ComparePlain = False,
     as_json: Json = False,
 ) -> None:
     """Generate text and print it as it comes."""
     chosen = locals()
     with mendable():
-        refuse_unshown(logprobs, as_json)
-        params, config = make(SamplingParams, chosen | {"stop": tuple(stop or ())}), make(EngineConfig, chosen)
+        refuse_unshown(chosen)
+        asked = chosen | {"stop": tuple(stop or ()), "trace": report is not None}
+        params, config = make(SamplingParams, asked), make(EngineConfig, chosen)
         refuse_stdin_twice(prompt_file, chat, prediction, *document or ())
         source, references = read_prompt(prompt, prompt_file, chat), read_references(prediction, document, corpus)
         engine = open_engine(model, config, chosen)
-        output = _shown(engine, source, params, in_colour=color, sums=not as_json, references=references)
+        output = _shown(engine, encode(engine, source), params, references, chosen)
         if as_json:
             print_json(engine, output)
     if output.finish_reason == "cancelled":
@@ -208,17 +214,29 @@ def mendable() -> Iterator[None]:
         raise typer.Exit(141) from None
 
 
-def _shown(engine: Engine, source: Any, params: SamplingParams, **options: Any) -> Output:
-    """Generate and print as it comes."""
+def _shown(engine: Engine, prompt_ids: list[int], params: SamplingParams, references: Any, chosen: Any) -> Output:
+    """Generate, print as it comes, and write the report if one is wanted."""
     from longgraft.show import show
 
-    return show(engine, encode(engine, source), params, **options)
+    looks = {"in_colour": chosen["color"], "sums": not chosen["as_json"]}
+    output = show(engine, prompt_ids, params, references=references, **looks)
+    if path := chosen["report"]:
+        from longgraft.report.make import save_report
+
+        plainly = params if chosen["compare_plain"] else None
+        save_report(path, engine, prompt_ids, output, about=chosen, references=references, plainly=plainly)
+        typer.echo(f"report: {path}", err=True)
+    return output
 
 
-def refuse_unshown(logprobs: int | None, as_json: bool) -> None:
-    """Refuse log-probabilities where nothing would show them."""
-    if logprobs is not None and not as_json:
-        raise GraftError("--logprobs is shown in the JSON line: add --json")
+def refuse_unshown(chosen: dict[str, Any]) -> None:
+    """Refuse what nothing would show, and a report that cannot be written."""
+    if chosen["logprobs"] is not None and not (chosen["as_json"] or chosen["report"]):
+        raise GraftError("--logprobs is shown in the JSON line and in the report: add --json or --report FILE")
+    if chosen["compare_plain"] and not chosen["report"]:
+        raise GraftError("--compare-plain is shown in the report: add --report FILE")
+    if chosen["report"] is not None:
+        check_report(chosen["report"])
 
 
 def make(kind: type[Any], chosen: dict[str, Any]) -> Any:

@@ -8,7 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from longgraft.trace import Trace
 
 
 class GraftError(ValueError):
@@ -42,6 +45,7 @@ class SamplingParams:
     `processors` are transformers `LogitsProcessor`s, applied after the built-in ones and before temperature.
     `grammar`: a `longgraft.Grammar` that the answer must match, up to its EOS token; applied last before temperature.
     `bad_words_ids` are token-id sequences that must not be completed; `logit_bias` maps token id to an addend.
+    `trace` keeps the tree and the times of every round (`Output.trace`); it changes no token.
     """
 
     temperature: float | None = None
@@ -65,6 +69,7 @@ class SamplingParams:
     prompt_logprobs_from: int = 0
     processors: tuple[Any, ...] = ()
     grammar: Any = None
+    trace: bool = False
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -185,7 +190,7 @@ class Output:
     itself (prompt and answer). `lines [n]`: line of its document that each token was copied from, from 1 on; 0 where
     there is none or no tokenizer knows. `prompt_logprobs [prompt_len]`: where asked for; None for the first token and
     those that were not asked for, or not read before the request was ended. `stats`: plain numbers, see README
-    "Metrics".
+    "Metrics". `trace`: every round, if `SamplingParams.trace` asked for it.
     """
 
     token_ids: tuple[int, ...]
@@ -200,3 +205,4 @@ class Output:
     documents: tuple[str, ...] = ("",)
     lines: tuple[int, ...] = ()
     stats: dict[str, Any] = field(default_factory=dict)
+    trace: "Trace | None" = None

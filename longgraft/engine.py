@@ -35,6 +35,7 @@ from longgraft.sequence import Index, Sequence
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
 from longgraft.target import Progress, Target
+from longgraft.trace import Trace
 
 Prompt = str | Seq[int]
 # What `Engine.run` yields: after every round, the tokens each sequence of the batch committed.
@@ -194,6 +195,7 @@ class Engine:
             tenant=references.tenant if references else None,
             prompt_scores=prompt_scores(len(prompt_ids), count, self.target.vocab_size, params.prompt_logprobs_from),
             matcher=matcher,
+            trace=Trace() if params.trace else None,
         )
 
     def run(self, batch: Seq[Sequence], progress: Progress | None = None) -> Rounds:
@@ -234,6 +236,7 @@ class Engine:
             documents=documents,
             lines=lines,
             stats=seq.stats.summary(),
+            trace=seq.trace,
         )
 
     def save_prefix(self, path: str, prompt: Prompt, tenant: str | None = None, new_tokens: int = 1) -> int:

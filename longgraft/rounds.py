@@ -143,6 +143,8 @@ class Rounds:
             seq.extend(new, result, accepted)
             if seq.policy.drafts:
                 self.drafter.extend(seq, new, result, accepted)
+        if request.failure is None and seq.trace is not None:
+            seq.trace.take(result.tree, accepted.path[1 : len(new) + 1], len(new), seq.stats.seconds)
         if request.failure is None and request.on_tokens is not None:
             with request.guarded("receiver of its tokens"):
                 request.on_tokens(new)

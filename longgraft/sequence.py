@@ -20,6 +20,7 @@ from longgraft.prompt_scores import PromptScores
 from longgraft.sampler import Sampler
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
+from longgraft.trace import Trace
 from longgraft.tree import Acceptance, Continuation, Source, TreeBuilder, Verification
 
 # Rows of the successor table refreshed after a round: the visited nodes and the likeliest others. Every row
@@ -68,7 +69,8 @@ class Policy(Protocol):
 class Sequence:
     """One request: tokens, what was computed about them, how to choose the next ones and when to stop.
 
-    `num_indexed`: the index holds so many first tokens. `ended`: why it ended before a stop rule fired.
+    `num_indexed`: the index holds so many first tokens. `ended`: why it ended before a stop rule fired. `trace`: its
+    rounds, if they are kept.
     """
 
     token_ids: list[int]
@@ -92,6 +94,7 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_scores: PromptScores | None = None
     matcher: Matcher | None = None
+    trace: Trace | None = None
 
     @property
     def root_token(self) -> int:

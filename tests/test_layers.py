@@ -21,6 +21,7 @@ LAYERS = [
         "grammar",
         "matcher",
         "tool_calls",
+        "trace",
         "tool_grammar",
     },
     {"index"},
@@ -84,6 +85,7 @@ LAYERS = [
         "bench",
         "corpora",
         "corpora_show",
+        "report",
         "__main__",
         "eval",
         "data",
@@ -106,6 +108,7 @@ OWNERS = {
     "bs4": {"index/corpus_text.py"},
     "pypdf": {"index/corpus_text.py"},
     "watchfiles": {"index/corpus_watch.py"},
+    "jinja2": {"longgraft/report/page.py", "longgraft/prompts.py"},
     "rich": {"longgraft/render.py", "longgraft/cli.py", "longgraft/demo.py", "longgraft/corpora_show.py"},
     "typer": {"longgraft/cli.py", "longgraft/corpora.py", "longgraft/bench.py"},
     "transformers": {
