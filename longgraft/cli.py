@@ -21,8 +21,7 @@ import typer
 from longgraft import __version__, corpora
 from longgraft.bench import bench
 from longgraft.config import POLICIES, EngineConfig, GraftError, Output, SamplingParams
-from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice
-from longgraft.report.checks import check_report
+from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice, refuse_unshown
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
@@ -227,16 +226,6 @@ def _shown(engine: Engine, prompt_ids: list[int], params: SamplingParams, refere
         save_report(path, engine, prompt_ids, output, about=chosen, references=references, plainly=plainly)
         typer.echo(f"report: {path}", err=True)
     return output
-
-
-def refuse_unshown(chosen: dict[str, Any]) -> None:
-    """Refuse what nothing would show, and a report that cannot be written."""
-    if chosen["logprobs"] is not None and not (chosen["as_json"] or chosen["report"]):
-        raise GraftError("--logprobs is shown in the JSON line and in the report: add --json or --report FILE")
-    if chosen["compare_plain"] and not chosen["report"]:
-        raise GraftError("--compare-plain is shown in the report: add --report FILE")
-    if chosen["report"] is not None:
-        check_report(chosen["report"])
 
 
 def make(kind: type[Any], chosen: dict[str, Any]) -> Any:

@@ -1,4 +1,7 @@
-"""Where a prompt comes from: an option, a file, stdin, or a chat's messages through the model's own template."""
+"""Where a prompt comes from: an option, a file, stdin, or a chat's messages through the model's own template.
+
+And which options make no sense together.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longgraft.config import GraftError
+from longgraft.report.checks import check_report
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
@@ -57,6 +61,16 @@ def refuse_stdin_twice(*files: str | None) -> None:
     """Refuse options that would read stdin more than once: whoever came second would find it empty."""
     if files.count("-") > 1:
         raise GraftError("- is given for more than one file: stdin can be read once")
+
+
+def refuse_unshown(chosen: dict[str, Any]) -> None:
+    """Refuse what nothing would show, and a report that cannot be written."""
+    if chosen["logprobs"] is not None and not (chosen["as_json"] or chosen["report"]):
+        raise GraftError("--logprobs is shown in the JSON line and in the report: add --json or --report FILE")
+    if chosen["compare_plain"] and not chosen["report"]:
+        raise GraftError("--compare-plain is shown in the report: add --report FILE")
+    if chosen["report"] is not None:
+        check_report(chosen["report"])
 
 
 def messages_of(name: str, text: str) -> list[Any]:

@@ -1,7 +1,7 @@
 """Makes the report of what an engine has just generated, with plain decoding measured beside it if wanted.
 
-Knows the engine; nothing of HTML. What was generated is never lost: the page is written before plain decoding begins, and
-once more when it has ended.
+Knows the engine; nothing of HTML. What was generated is never lost: the page is written before plain decoding begins,
+and once more when it has ended.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def save_report(
 ) -> None:
     """Write the report of an `output` that was generated with `trace`.
 
-    `about`: names to tell at its head, as options have them: `model`, `draft`, `policy`. `plainly`: the parameters it was
-    generated with, to decode the same plainly as well, unless it was cancelled.
+    `about`: names to tell at its head, as options have them (`TOLD`). `plainly`: the parameters it was generated with,
+    to decode the same plainly as well, unless it was cancelled.
     """
     known = described(engine, output, about or {})
     texts = texts_of(references)

@@ -76,8 +76,8 @@ def report_html(
 def marked(output: Output, tokenizer: Any, prompt_ids: Seq[int]) -> list[tuple[str, str]]:
     """Return (classes, text) of every token: its source's letter, `b` where a run of a source begins.
 
-    `e`: it has no text of its own. `n`: it is nothing but a line break. `cut`: it is behind the end of the text, part of a
-    stop string. Of a token that is partly behind it the rest is its own entry, with class `rest`.
+    `e`: it has no text of its own. `n`: it is nothing but a line break. `cut`: it is behind the end of the text, part
+    of a stop string. Of a token that is partly behind it the rest is its own entry, with class `rest`.
     """
     found, left, before = list[tuple[str, str]](), len(output.text), DRAWN
     for source, text in zip(output.sources, pieces(tokenizer, prompt_ids, output.token_ids)):

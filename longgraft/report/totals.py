@@ -63,7 +63,7 @@ def _row(name: str, mine: float, other: float | None, form: str, sign: int) -> R
     if other is None:
         return Row(name, form.format(mine))
     better, worse = (mine, other) if sign > 0 else (other, mine)
-    gain = f"{better / worse:,.2f}×" if sign and worse else ""
+    gain = f"{better / worse:,.2f}x" if sign and worse else ""
     return Row(name, form.format(mine), form.format(other), gain)
 
 
@@ -93,4 +93,4 @@ def headline(output: Output, audit: Audit | None) -> str:
     line = f"{stats['new_tokens']:,} tokens in {stats['rounds']:,} passes of the model"
     speed = f"{stats['decode_tokens_per_s']:,.1f} tokens/s"
     plain = audit.plain.stats["decode_tokens_per_s"] if audit is not None else 0.0
-    return f"{line}, {speed}" + (f", {stats['decode_tokens_per_s'] / plain:.2f}× plain decoding" if plain else "")
+    return f"{line}, {speed}" + (f", {stats['decode_tokens_per_s'] / plain:.2f}x plain decoding" if plain else "")

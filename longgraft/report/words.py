@@ -12,14 +12,18 @@ from typing import Any
 
 from longgraft.stop import UNFINISHED, TextDecoder
 
-# Control characters (but tab and line feed), characters that turn the direction of writing, separators that break
-# lines, and halves of surrogate pairs, which no file can hold.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters (but tab and line feed), soft hyphens and other marks without width (but joiners, which letters and
+# pictures are made with), what turns the direction of writing, separators that break lines, tags (which can hide a
+# whole text), and halves of surrogate pairs, which no file can hold.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    "\U000e0000-\U000e007f]"
+)
 
 
 def seen(text: str) -> str:
-    """Return a text in which unseen characters are spelt out, like `‹U+202E›`."""
-    return _UNSEEN.sub(lambda found: f"‹U+{ord(found.group()):04X}›", text)
+    """Return a text in which unseen characters are spelt out, like `⟨U+202E⟩`."""
+    return _UNSEEN.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", text)
 
 
 def pieces(tokenizer: Any, prompt_ids: Seq[int], token_ids: Seq[int]) -> list[str]:

@@ -52,9 +52,9 @@ def test_nothing_that_was_written_becomes_markup() -> None:
     tags = {tag for tag, _ in harmless.tags}
     assert {tag for tag, _ in read.tags} == tags and len(read.scripts) == 2
     assert not any(name.startswith("on") for _, attributes in read.tags for name in attributes)
-    assert read.answer == NASTY.replace("\u202e", "‹U+202E›")
-    assert NASTY.replace("\u202e", "‹U+202E›") in read.words and "49" not in read.words
-    assert any(NASTY.replace("\u202e", "‹U+202E›") == line for _, line in read.data["places"])
+    assert read.answer == NASTY.replace("\u202e", "⟨U+202E⟩")
+    assert NASTY.replace("\u202e", "⟨U+202E⟩") in read.words and "49" not in read.words
+    assert any(NASTY.replace("\u202e", "⟨U+202E⟩") == line for _, line in read.data["places"])
     assert read.scripts[1] == harmless.scripts[1]
 
 
@@ -98,7 +98,7 @@ def test_a_stop_string_is_marked_and_not_part_of_the_text(end: int) -> None:
 
 def test_half_characters_line_ends_and_no_text_at_all() -> None:
     assert page(made(ids("aΩ")[:2], [P, R], "a\ufffd")).answer == "a\ufffd"
-    assert page(written("a\r\nb\x00\x1b[0m")).answer == "a‹U+000D›\nb‹U+0000›‹U+001B›[0m"
+    assert page(written("a\r\nb\x00\x1b[0m")).answer == "a⟨U+000D⟩\nb⟨U+0000⟩⟨U+001B⟩[0m"
     assert "nothing was generated" in page(made([], [], "")).words
     assert page(made([0, 1], [P, R], "")).answer == ""
 
@@ -107,7 +107,7 @@ def test_the_comparison_is_shown_with_its_verdict() -> None:
     output = written("zqzqzqzqzq")
     plain = made(list(output.token_ids), [R] * len(output.token_ids), output.text, wrong=0)
     read = page(output, audit=Audit(plain, output, ()))
-    assert f"wrote the same {len(output.token_ids)} tokens" in read.words and "×" in read.words
+    assert f"wrote the same {len(output.token_ids)} tokens" in read.words and "x" in read.words
     assert "was not measured" not in read.words
 
 
@@ -145,7 +145,9 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", ["", ".", "nowhere/r.html"])
-def test_a_place_that_cannot_be_written_is_refused_first(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_be_written_is_refused_first(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(GraftError, match="report"):
         check_report(name)

@@ -39,7 +39,7 @@ def test_the_prompt_the_answer_and_documents_have_names_and_lines() -> None:
 def test_lines_of_known_texts_are_shown_cut_and_safe() -> None:
     origins, lines = [(1, 0), (1, 0), (1, 0)], [2, 3, 9]
     found = places("p", origins, lines, **{"a<b>.py": "x\n  y\u202e  \n" + "w" * 400})
-    assert found.label(0) == ("a<b>.py, line 2", "y‹U+202E›")
+    assert found.label(0) == ("a<b>.py, line 2", "y⟨U+202E⟩")
     assert found.label(1)[1].endswith("w…") and len(found.label(1)[1]) == LONGEST
     assert found.label(2) == ("a<b>.py, line 9", "")
 

@@ -25,11 +25,19 @@ def data(output: Any) -> dict[str, Any]:
 
 def test_tokens_and_rounds_say_the_same() -> None:
     ids = TOKENIZER.encode("zqzqz", add_special_tokens=False)
-    output = made(ids, [P, D, R, P, R], "zqzqz", origins=[(0, 0), (-1, -1), (-1, -1), (0, 0), (-1, -1)], lines=(1, 0, 0, 1, 0))
+    output = made(
+        ids, [P, D, R, P, R], "zqzqz", origins=[(0, 0), (-1, -1), (-1, -1), (0, 0), (-1, -1)], lines=(1, 0, 0, 1, 0)
+    )
     found = data(output)
     assert found["tokens"]["source"] == "PD-P-" and found["tokens"]["id"] == ids
     assert [found["names"][n] for n in found["tokens"]["name"]] == list("zqzqz")
-    assert [found["places"][n][0] for n in found["tokens"]["place"]] == ["the prompt, line 1", "", "", "the prompt, line 1", ""]
+    assert [found["places"][n][0] for n in found["tokens"]["place"]] == [
+        "the prompt, line 1",
+        "",
+        "",
+        "the prompt, line 1",
+        "",
+    ]
     names, parents, chances, letters, path, made_, micros, rows = found["rounds"][0]
     assert [found["names"][n] for n in names] == ["z", "q", "#10000"]
     assert (parents, letters, path, made_, rows) == ([0, 1, 0], "PDS", [1, 2], 3, 4)

@@ -40,9 +40,10 @@ def test_names_of_tokens_that_are_no_text() -> None:
     [
         ("a\tb\nc d\u00a0e", "a\tb\nc d\u00a0e"),
         ("שלום 😀 👩‍👩‍👧", "שלום 😀 👩‍👩‍👧"),
-        ("a\u202eb\u2066c", "a‹U+202E›b‹U+2066›c"),
-        ("\x00\x1b[31m\r\n\u2028", "‹U+0000›‹U+001B›[31m‹U+000D›\n‹U+2028›"),
-        ("half \ud83d", "half ‹U+D83D›"),
+        ("a\u202eb\u2066c", "a⟨U+202E⟩b⟨U+2066⟩c"),
+        ("\x00\x1b[31m\r\n\u2028", "⟨U+0000⟩⟨U+001B⟩[31m⟨U+000D⟩\n⟨U+2028⟩"),
+        ("z\u200be\ufeffr\xado \U000e0041", "z⟨U+200B⟩e⟨U+FEFF⟩r⟨U+00AD⟩o ⟨U+E0041⟩"),
+        ("half \ud83d", "half ⟨U+D83D⟩"),
     ],
 )
 def test_what_cannot_be_seen_is_spelt_out(text: str, wanted: str) -> None:

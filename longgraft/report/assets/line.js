@@ -40,8 +40,6 @@ const drawLine = (choose) => {
   };
   const under = (event) => Math.floor((event.clientX - picture.getBoundingClientRect().left - LEFT) / step);
   box.setAttribute("aria-valuemax", rounds.length);
-  box.setAttribute("aria-valuenow", 1);
-  box.setAttribute("aria-valuetext", sentence(0));
   picture.addEventListener("pointermove", (event) => { if (rounds[under(event)]) said.textContent = sentence(under(event)); });
   picture.addEventListener("pointerleave", () => { said.textContent = sentence(now); });
   picture.addEventListener("click", (event) => { if (rounds[under(event)]) choose(under(event)); });
@@ -51,7 +49,6 @@ const drawLine = (choose) => {
     event.preventDefault();
     choose(Math.max(0, Math.min(rounds.length - 1, to)));
   });
-  select(0);
   return select;
 };
 

@@ -2,7 +2,7 @@
 const text = document.getElementById("text"), panel = document.getElementById("panel");
 const spans = [...text.querySelectorAll("span:not(.rest)")];
 const numberOf = new Map(spans.map((span, i) => [span, i]));
-let kept = -1, shown = -1, selectRound = () => {};
+let kept = -1, shown = -2, selectRound = () => {};
 
 const chip = (letter) => {
   const made = element("span", `chip ${marksOf(letter)}`);
@@ -45,18 +45,29 @@ const aboutRound = (number, here) => {
   return parts;
 };
 
+/* On a narrow screen the panel covers part of the page, and there may be no Escape key. */
+const closer = () => {
+  const made = element("button", "close", "×");
+  made.type = "button";
+  made.setAttribute("aria-label", "Let this token go");
+  made.addEventListener("click", letGo);
+  return made;
+};
+
 const show = (i) => {
   if (i === shown) return;
   shown = i;
-  panel.hidden = i < 0;
   document.body.classList.toggle("open", i >= 0);
   text.querySelectorAll(".at, .mate").forEach((span) => span.classList.remove("at", "mate"));
   panel.replaceChildren();
-  if (i < 0) return;
+  if (i < 0) {
+    panel.append(element("p", "quiet", "No token is chosen. Point at one to see where it came from and the tree of its round."));
+    return;
+  }
   const number = roundOf[i], round = rounds[number];
   spans[i].classList.add("at");
   if (round) for (let k = round.first; k < round.first + round.made; k++) spans[k]?.classList.add("mate");
-  panel.append(...aboutToken(i), ...(round ? aboutRound(number, nodeOf[i]) : []));
+  panel.append(closer(), ...aboutToken(i), ...(round ? aboutRound(number, nodeOf[i]) : []));
   panel.scrollTop = 0;
   if (round) selectRound(number);
 };
@@ -68,6 +79,11 @@ const keep = (i, takesFocus) => {
   text.querySelector("[tabindex]")?.removeAttribute("tabindex");
   spans[i].tabIndex = 0;
   if (takesFocus) spans[i].focus({ preventScroll: false });
+};
+
+const letGo = () => {
+  keep(-1, false);
+  document.activeElement?.blur();
 };
 
 const steps = { ArrowRight: 1, ArrowLeft: -1 };
@@ -85,9 +101,7 @@ text.addEventListener("keydown", (event) => {
   keep(to, true);
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape") return;
-  keep(-1, false);
-  document.activeElement?.blur();
+  if (event.key === "Escape") letGo();
 });
 
 /* The theme: that of the system until the reader chooses; remembered where the browser lets a file remember. */
@@ -111,11 +125,16 @@ setTheme(themes.includes(remembered()) ? remembered() : "system");
 theme.hidden = false;
 
 document.documentElement.classList.add("js");
+panel.hidden = false;
+show(-1);
 if (spans.length) spans[0].tabIndex = 0;
 if (rounds.length) {
   document.getElementById("rounds").hidden = false;
   drawLegend();
-  const draw = () => { selectRound = drawLine((number) => keep(rounds[number].first, false)); };
+  const draw = () => {
+    selectRound = drawLine((number) => keep(rounds[number].first, false));
+    selectRound(roundOf[shown] ?? 0);
+  };
   draw();
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); } });
