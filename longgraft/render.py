@@ -27,12 +27,14 @@ LOOKS: dict[int, tuple[str, str, str]] = {
     Source.HISTORY: ("H", "36", "copied from the answer so far"),
     Source.SUCCESSOR: ("S", "33", "usual successor of the last token"),
     Source.DRAFT: ("D", "35", "drafted"),
-    Source.DENSE: ("V", "34", "found by meaning"),
-    Source.CORPUS: ("C", "92", "copied from a corpus"),
-    Source.PREDICTION: ("X", "31", "copied from the prediction"),
-    Source.DOCUMENT: ("F", "94", "copied from a document given with the request"),
-    Source.GRAMMAR: ("G", "95", "the only choice the grammar left"),
+    Source.DENSE: ("V", "4;35", "found by meaning"),
+    Source.CORPUS: ("C", "4;32", "copied from a corpus"),
+    Source.PREDICTION: ("X", "4;33", "copied from the prediction"),
+    Source.DOCUMENT: ("F", "4;36", "copied from a document given with the request"),
+    Source.GRAMMAR: ("G", "34", "the only choice the grammar left"),
 }
+# Texts from outside the prompt and the answer are underlined, so that four colours serve for eight of them.
+COLOURS = {"32": "green", "33": "yellow", "34": "blue", "35": "magenta", "36": "cyan"}
 Paint = Callable[[int], tuple[str, str]]
 
 
@@ -113,11 +115,20 @@ class Screen:
             self._source = source
 
 
-def legend(sources: Seq[int], paint: Paint) -> str:
-    """Return one line that explains the marks of the sources that occur, with their numbers of tokens."""
+def legend(sources: Seq[int], paint: Paint, *, in_words: bool = False) -> str:
+    """Return one line that explains the marks of the sources that occur, with their numbers of tokens.
+
+    `in_words`: colours by name, for a place that does not show them.
+    """
     counts = sorted(Counter(int(s) for s in sources).items(), key=lambda item: -item[1])
-    names = [(*paint(source), LOOKS[source][2], count) for source, count in counts]
-    return " · ".join(f"{begin}{name}{end} {count}" for begin, end, name, count in names)
+    return " · ".join(f"{_explained(source, paint, in_words)} {count}" for source, count in counts)
+
+
+def _explained(source: int, paint: Paint, in_words: bool) -> str:
+    (_, code, name), (begin, end) = LOOKS[source], paint(source)
+    if paint is not colours or not in_words or not code:
+        return f"{begin}{name}{end}"
+    return f"{'underlined ' if code.startswith('4;') else ''}{COLOURS[code.removeprefix('4;')]}: {name}"
 
 
 def spans(output: Output) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import cast
 from longgraft.config import Output, SamplingParams
 from longgraft.engine import Engine
 from longgraft.references import References
-from longgraft.render import Screen, citations, legend, no_paint, paint_for, reading_progress, summary_line
+from longgraft.render import Screen, citations, colours, legend, no_paint, paint_for, reading_progress, summary_line
 from longgraft.sequence import Sequence
 
 Rounds = Generator[list[list[int]], None, None]
@@ -66,7 +66,7 @@ def show(
     _fill(engine, seq, screen)
     output = engine.output(seq)
     if in_colour:
-        print(legend(output.sources, paint), file=sys.stderr)
+        print(legend(output.sources, paint, in_words=paint_for(sys.stderr) is not colours), file=sys.stderr)
         for line in citations(output):
             print(line, file=sys.stderr)
     if sums and sys.stderr.isatty():

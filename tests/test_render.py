@@ -104,6 +104,14 @@ def test_legend_names_what_occurs_most_frequent_first() -> None:
     assert legend([R, P, P], brackets) == "⟦P:copied from the prompt⟧ 2 · drawn by the model 1"
 
 
+def test_a_legend_where_no_colour_shows_names_them() -> None:
+    found = legend([P, P, P, C, C, R], colours, in_words=True)
+    assert found == "green: copied from the prompt 3 · underlined green: copied from a corpus 2 · drawn by the model 1"
+    assert legend([P], brackets, in_words=True) == "⟦P:copied from the prompt⟧ 1"
+    for source in Source:
+        assert "\x1b" not in legend([source], colours, in_words=True)
+
+
 def test_spans_join_neighbouring_origins_only() -> None:
     made = output(
         sources=(P, P, P, R, R, H, P),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from longgraft import __version__
-from longgraft.audit import compare
+from longgraft.audit import Audit, compare
 from longgraft.config import Output, SamplingParams
 from longgraft.engine import Engine
 from longgraft.references import PREDICTION, References
@@ -27,18 +27,23 @@ def save_report(
     about: Mapping[str, Any] | None = None,
     references: References | None = None,
     plainly: SamplingParams | None = None,
+    notes: Mapping[int, str] | None = None,
 ) -> None:
     """Write the report of an `output` that was generated with `trace`.
 
     `about`: names to tell at its head, as options have them (`TOLD`). `plainly`: the parameters it was generated with,
-    to decode the same plainly as well, unless it was cancelled.
+    to decode the same plainly as well, unless it was cancelled. `notes`: see `report_html`.
     """
-    known = described(engine, output, about or {})
-    texts = texts_of(references)
-    write_report(path, report_html(output, engine.tokenizer, prompt_ids, about=known, texts=texts))
+    known, texts = described(engine, output, about or {}), texts_of(references)
+
+    def write(audit: Audit | None) -> None:
+        tokenizer = engine.tokenizer
+        html = report_html(output, tokenizer, prompt_ids, about=known, audit=audit, texts=texts, notes=notes)
+        write_report(path, html)
+
+    write(None)
     if plainly is not None and output.finish_reason != "cancelled":
-        audit = compare(engine, prompt_ids, output, plainly)
-        write_report(path, report_html(output, engine.tokenizer, prompt_ids, about=known, texts=texts, audit=audit))
+        write(compare(engine, prompt_ids, output, plainly))
 
 
 # What a report says of names in `about`: key, and what it is called.

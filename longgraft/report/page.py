@@ -21,7 +21,7 @@ from longgraft.config import GraftError, Output
 from longgraft.report.checks import require_jinja
 from longgraft.report.places import Places
 from longgraft.report.totals import headline, rows_of, shares_of, verdict_of
-from longgraft.report.values import DRAWN, letter_of, script_json, values_of
+from longgraft.report.values import DRAWN, LETTERS, script_json, values_of
 from longgraft.report.words import pieces, seen, whole
 
 # Of the prompt so many characters are shown at either end.
@@ -37,11 +37,13 @@ def report_html(
     about: Mapping[str, str] | None = None,
     audit: Audit | None = None,
     texts: Mapping[str, str] | None = None,
+    notes: Mapping[int, str] | None = None,
 ) -> str:
     """Return the page of an output that was generated with `SamplingParams(trace=True)`.
 
     `about`: what to say at its head, by name. `audit`: plain decoding of the same (`longgraft.audit.compare`).
-    `texts`: documents by name as in `Output.documents`, to show the lines that were copied from.
+    `texts`: documents by name as in `Output.documents`, to show the lines that were copied from. `notes`: where tokens
+    came from in better words than the output has, by token number.
     """
     if output.trace is None:
         raise GraftError("this output has no trace: generate it with SamplingParams(trace=True)")
@@ -51,7 +53,10 @@ def report_html(
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    places, script = Places(output, tokenizer, prompt_ids, texts or {}), "".join(_part(name) for name in SCRIPTS)
+    places, script = (
+        Places(output, tokenizer, prompt_ids, texts or {}, notes or {}),
+        "".join(_part(name) for name in SCRIPTS),
+    )
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_part("page.html.j2")).render(
         policy=_policy(script),
@@ -81,7 +86,7 @@ def marked(output: Output, tokenizer: Any, prompt_ids: Seq[int]) -> list[tuple[s
     """
     found, left, before = list[tuple[str, str]](), len(output.text), DRAWN
     for source, text in zip(output.sources, pieces(tokenizer, prompt_ids, output.token_ids)):
-        letter = letter_of(source)
+        letter = LETTERS[source]
         inside, outside, left = text[:left], text[left:], max(0, left - len(text))
         marks = [letter] if letter != DRAWN else []
         marks += ["b"] if letter not in (DRAWN, before) else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,16 +24,22 @@ CALLED = {PREDICTION: "the prediction", HISTORY: "an earlier answer"}
 class Places:
     """Names the origins of one output's tokens.
 
-    `texts`: what is known of the documents, by name.
+    `texts`: what is known of the documents, by name. `notes`: by token, what to say instead, where whoever asked knows
+    better (a page of a document that stood in the prompt).
     """
 
     output: Output
     tokenizer: Any
     prompt_ids: Seq[int]
-    texts: Mapping[str, str]
+    texts: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[int, str] = field(default_factory=dict)
 
     def label(self, i: int) -> tuple[str, str]:
         """Return where token i was copied from and the line there; two empty strings: from nowhere."""
+        name, line = self._label(i)
+        return (seen(self.notes[i]), line) if i in self.notes else (name, line)
+
+    def _label(self, i: int) -> tuple[str, str]:
         document, offset = self.output.origins[i]
         if offset < 0 or not 0 <= document < len(self.output.documents):
             return "", ""

@@ -24,6 +24,7 @@ from longgraft.tree import TokenTree
 
 MOST_NODES = 200_000
 DRAWN = "-"  # the letter of a node or token that nobody proposed
+LETTERS = {int(source): letter or DRAWN for source, (letter, _, _) in LOOKS.items()}
 
 
 class Numbered:
@@ -53,7 +54,7 @@ def values_of(output: Output, trace: Trace, places: Places) -> dict[str, Any]:
     tokens = {
         "id": list(output.token_ids),
         "name": [names(token_id) for token_id in output.token_ids],
-        "source": "".join(letter_of(source) for source in output.sources),
+        "source": "".join([LETTERS[source] for source in output.sources]),
         "place": [labels(places.label(i)) for i in range(len(output.token_ids))],
         "chance": [round(one.logprob, 4) if math.isfinite(one.logprob) else None for one in output.logprobs],
     }
@@ -61,17 +62,12 @@ def values_of(output: Output, trace: Trace, places: Places) -> dict[str, Any]:
     rounds = [round_values(one, names, quota) for one in trace]
     return {
         "stages": list(STAGES),
-        "called": {letter_of(source): called for source, (_, _, called) in LOOKS.items()},
+        "called": {LETTERS[source]: called for source, (_, _, called) in LOOKS.items()},
         "tokens": tokens,
         "rounds": rounds,
         "names": names.made,
         "places": labels.made,
     }
-
-
-def letter_of(source: int) -> str:
-    """Return the letter of a source."""
-    return LOOKS[int(source)][0] or DRAWN
 
 
 def round_values(one: TracedRound, names: Callable[[int], int], quota: int) -> list[Any]:
@@ -80,18 +76,18 @@ def round_values(one: TracedRound, names: Callable[[int], int], quota: int) -> l
     The first four are by node, the root left out, nodes counted from 1 (0 is the root). Thousandths: the probability
     with which a node was expected to be accepted, given that its parent is. `rows`: as verified, before any cut.
     """
-    keep = kept_nodes(one.tree, one.path, quota)
-    number = {int(node): i for i, node in enumerate(keep)}
-    tree, rest = one.tree, keep[1:]
+    tree, keep = one.tree, kept_nodes(one.tree, one.path, quota)
+    rest, number = keep[1:], np.zeros(len(one.tree), np.intp)
+    number[keep] = np.arange(len(keep))
     with np.errstate(invalid="ignore"):  # below a node that cannot be accepted nothing is known
         rise = tree.scores[rest] - tree.scores[tree.parents[rest]]
     given = np.exp(np.minimum(np.nan_to_num(rise, nan=-np.inf), 0.0))
     return [
-        [names(int(token_id)) for token_id in tree.token_ids[rest]],
-        [number[int(parent)] for parent in tree.parents[rest]],
+        [names(token_id) for token_id in tree.token_ids[rest].tolist()],
+        number[tree.parents[rest]].tolist(),
         np.rint(1000 * given).astype(int).tolist(),
-        "".join(letter_of(source) for source in tree.sources[rest]),
-        [number[node] for node in one.path],
+        "".join([LETTERS[source] for source in tree.sources[rest].tolist()]),
+        number[list(one.path)].tolist(),
         one.new_tokens,
         [round(1e6 * seconds) for seconds in one.seconds],
         one.rows,

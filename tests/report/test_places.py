@@ -1,11 +1,12 @@
 """Origins in words."""
 
+from dataclasses import replace
 from typing import Any
 
 from longgraft.references import HISTORY, PREDICTION
 from longgraft.report.places import LONGEST, Places
 from tests import small_tokenizers as small
-from tests.report.outputs import C, F, H, P, R, X, made
+from tests.report.outputs import P, made
 
 TOKENIZER = small.byte_level()
 
@@ -44,7 +45,15 @@ def test_lines_of_known_texts_are_shown_cut_and_safe() -> None:
     assert found.label(2) == ("a<b>.py, line 9", "")
 
 
+def test_whoever_knows_better_may_say_it() -> None:
+    found = replace(
+        places("one\ntwo", [(0, 4), (0, 0), (-1, -1)], [2, 1, 0]), notes={0: "a.pdf p. 7\u202e", 2: "b.pdf p. 1"}
+    )
+    assert [found.label(i) for i in range(3)] == [
+        ("a.pdf p. 7⟨U+202E⟩", "twozzz"), ("the prompt, line 1", "one"), ("b.pdf p. 1", "")
+    ]  # fmt: skip
+
+
 def test_an_origin_without_a_name_or_line_is_no_error() -> None:
     found = places("p", [(9, 0), (1, 5), (0, 0)], [])
     assert [found.label(i) for i in range(3)] == [("", ""), ("a<b>.py", ""), ("the prompt", "")]
-    assert {C, F, H, R, X}
