@@ -76,9 +76,11 @@ const keep = (i, takesFocus) => {
   kept = i;
   show(i);
   if (i < 0) return;
-  text.querySelector("[tabindex]")?.removeAttribute("tabindex");
+  /* One token at a time is a stop for Tab; never take it from the one that has the focus, which would lose it. */
+  const stop = text.querySelector("[tabindex]");
   spans[i].tabIndex = 0;
-  if (takesFocus) spans[i].focus({ preventScroll: false });
+  if (takesFocus) spans[i].focus();
+  if (stop !== spans[i]) stop?.removeAttribute("tabindex");
 };
 
 const letGo = () => {
