@@ -45,46 +45,52 @@ class Skipped(Exception):
 
 def read_text(path: Path, data: bytes) -> str:
     """Return a file's text, lines ended by a line feed; raises `Skipped`."""
+    return "\n\n".join(read_pages(path, data))
+
+
+def read_pages(path: Path, data: bytes) -> list[str]:
+    """Return the text of each page of a PDF, of anything else as one page; otherwise as `read_text`."""
     kind = path.suffix.lower()
-    if kind in PDF:
-        text = _pdf(data)
-    elif kind in HTML:
-        text = _html(data)
-    else:
-        text = decode(data)
+    pages = _pdf(data) if kind in PDF else [_html(data) if kind in HTML else decode(data)]
     # Entities, PDF fonts and odd codecs can give halves of surrogate pairs, which no tokenizer takes.
-    text = text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n")
-    if not text.strip():
+    pages = [page.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n") for page in pages]
+    if not any(page.strip() for page in pages):
         raise Skipped(EMPTY)
-    return text
+    return pages
 
 
 def decode(data: bytes) -> str:
     """Return the text of bytes: by their mark, as UTF-8, as they declare themselves, or as Windows-1252."""
+    return decoded(data)[0]
+
+
+def decoded(data: bytes) -> tuple[str, str]:
+    """Return the text of bytes and the name of their encoding; see `decode`."""
     for mark, name in MARKS:
         if data.startswith(mark):
-            return data.decode(name, "replace")
+            return data.decode(name, "replace"), name
     if b"\0" in data:
         raise Skipped(BINARY)
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
-        return _decode_other(data)
+        return _decoded_otherwise(data)
 
 
-def _decode_other(data: bytes) -> str:
+def _decoded_otherwise(data: bytes) -> tuple[str, str]:
     declared = DECLARED.search(b"\n".join(data.splitlines()[:2]))
     if declared:
+        name = declared[1].decode("ascii")
         try:
-            text = data.decode(declared[1].decode("ascii"))
-            return text if isinstance(text, str) else ""
+            text = data.decode(name)
+            return (text if isinstance(text, str) else ""), name
         except (LookupError, ValueError):
             pass
     text = data.decode("cp1252", "replace")
     odd = sum(map(text.count, (chr(code) for code in (*range(9), *range(14, 27), *range(28, 32), 0xFFFD))))
     if odd * 50 > len(text):
         raise Skipped(BINARY)
-    return text
+    return text, "cp1252"
 
 
 def _html(data: bytes) -> str:
@@ -126,7 +132,7 @@ def _pieces(soup: Any, bs4: Any) -> Iterator[tuple[str, bool]]:
             stack += [(child, is_pre) for child in reversed(node.contents)]
 
 
-def _pdf(data: bytes) -> str:
+def _pdf(data: bytes) -> list[str]:
     try:
         import pypdf
     except ImportError:
@@ -138,7 +144,7 @@ def _pdf(data: bytes) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             reader = pypdf.PdfReader(io.BytesIO(data))
-            return "\n\n".join(page.extract_text() for page in reader.pages)
+            return [page.extract_text() for page in reader.pages]
     except Exception as error:
         # Broken files raise whatever the parser stumbled over; an encrypted one too.
         raise Skipped(BAD_PDF) from error

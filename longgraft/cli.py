@@ -3,8 +3,8 @@
 Knows how to read options and report mistakes; generation is the engine's, looks are `render`'s. Torch and
 transformers are imported inside commands, so that --help and mistakes in options answer at once.
 
-Exit codes: 0, 1 (`verify` found a mismatch), 2 (something the user can mend, in one sentence), 130 (Ctrl-C), 141
-(the reader of stdout went away).
+Exit codes: 0, 1 (`verify` found a mismatch, `edit` no file it may write), 2 (something the user can mend, in one
+sentence), 130 (Ctrl-C), 141 (the reader of stdout went away).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from longgraft import __version__, corpora
 from longgraft.bench import bench
 from longgraft.config import POLICIES, EngineConfig, GraftError, Output, SamplingParams
 from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice, refuse_unshown
+from longgraft.tools.commands import ask, complete, edit
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
@@ -36,7 +37,8 @@ app = typer.Typer(
 )
 
 app.add_typer(corpora.app, name="index")
-app.command()(bench)
+for command in (bench, ask, edit, complete):
+    app.command()(command)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
 Prompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt itself.")]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Generator
+from collections.abc import Sequence as Seq
 from contextlib import closing
-from typing import cast
+from typing import Protocol, TextIO, cast
 
 from longgraft.config import Output, SamplingParams
 from longgraft.engine import Engine
@@ -20,6 +21,16 @@ from longgraft.sequence import Sequence
 Rounds = Generator[list[list[int]], None, None]
 # Prompts shorter than this are read before a progress bar is worth drawing.
 LONG_PROMPT = 1024
+
+
+class Shows(Protocol):
+    """What is shown of a generation while it runs; `render.Screen` is the usual one."""
+
+    def push(self, token_ids: Seq[int], sources: Seq[int]) -> None:
+        """Take newly committed tokens and their sources."""
+
+    def finish(self) -> None:
+        """No more tokens come."""
 
 
 class Interruption(Exception):
@@ -58,12 +69,14 @@ def show(
     in_colour: bool,
     sums: bool = True,
     references: References | None = None,
+    out: TextIO | None = None,
 ) -> Output:
-    """Generate and write text to stdout as it becomes final; return what exists, also after Ctrl-C."""
+    """Generate and write text to `out` (stdout) as it becomes final; return what exists, also after Ctrl-C."""
     seq = engine.open(prompt_ids, params, references=references)
-    paint = paint_for(sys.stdout) if in_colour else no_paint
-    screen = Screen(sys.stdout, engine.tokenizer, prompt_ids, seq.sampler.params.stop, paint)
-    _fill(engine, seq, screen)
+    out = out or sys.stdout
+    paint = paint_for(out) if in_colour else no_paint
+    screen = Screen(out, engine.tokenizer, prompt_ids, seq.sampler.params.stop, paint)
+    fill(engine, seq, screen)
     output = engine.output(seq)
     if in_colour:
         print(legend(output.sources, paint, in_words=paint_for(sys.stderr) is not colours), file=sys.stderr)
@@ -74,8 +87,8 @@ def show(
     return output
 
 
-def _fill(engine: Engine, seq: Sequence, screen: Screen) -> None:
-    """Run a sequence to its end or to Ctrl-C, writing to the screen."""
+def fill(engine: Engine, seq: Sequence, screen: Shows) -> None:
+    """Run a sequence to its end or to Ctrl-C, writing to the screen; reading a long prompt shows how far it is."""
     is_long = seq.prompt_len >= LONG_PROMPT and sys.stderr.isatty()
     with CtrlC() as ctrl_c, reading_progress(sys.stderr, is_long) as progress:
 

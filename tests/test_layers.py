@@ -86,6 +86,7 @@ LAYERS = [
         "corpora",
         "corpora_show",
         "report",
+        "tools",
         "__main__",
         "eval",
         "data",
@@ -110,7 +111,7 @@ OWNERS = {
     "watchfiles": {"index/corpus_watch.py"},
     "jinja2": {"longgraft/report/page.py", "longgraft/prompts.py"},
     "rich": {"longgraft/render.py", "longgraft/cli.py", "longgraft/demo.py", "longgraft/corpora_show.py"},
-    "typer": {"longgraft/cli.py", "longgraft/corpora.py", "longgraft/bench.py"},
+    "typer": {"longgraft/cli.py", "longgraft/corpora.py", "longgraft/bench.py", "longgraft/tools/commands.py"},
     "transformers": {
         "longgraft/attention.py",
         "longgraft/draft/block_",

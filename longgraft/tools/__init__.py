@@ -1,0 +1,1 @@
+"""Tools for daily work, made of the engine: `ask` documents, `edit` a file, `complete` code."""

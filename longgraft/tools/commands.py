@@ -1,0 +1,250 @@
+"""`longgraft ask`, `edit` and `complete`: their options, and what is written where.
+
+Knows options alone; the work is done in the files beside this one, which are imported inside commands, so that --help
+answers at once. The answer goes to stdout, everything about it to stderr.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longgraft.config import EngineConfig, GraftError, SamplingParams
+
+if TYPE_CHECKING:
+    from longgraft.engine import Engine
+    from longgraft.tools.asking import Answer, Desk
+
+Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
+New = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")]
+NewIfAny = Annotated[
+    int | None, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate. Default: what the file may need.")
+]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same output. Default: one is drawn and reported.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
+Draft = Annotated[str | None, typer.Option(metavar="NAME", help="A drafter for the model; hub id or folder.")]
+Quantize = Annotated[str | None, typer.Option(metavar="int8", help="8-bit weights, on the CPU.")]
+MaxContext = Annotated[int | None, typer.Option(help="Longest prompt + output in tokens. Default: the model's limit.")]
+CostTable = Annotated[str | None, typer.Option("--cost-table", help="JSON file with frozen round costs.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Ordinary decoding, one token a pass, to compare with.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")]
+
+Words = Annotated[list[str], typer.Argument(metavar="FILE... [QUESTION]", help="Documents (text, Markdown, HTML, PDF; - is stdin), then a question.")]  # fmt: skip  # noqa: E501
+Questions = Annotated[list[str] | None, typer.Option("--question", "-q", metavar="TEXT", help="A question; may be repeated.")]  # fmt: skip  # noqa: E501
+Fit = Annotated[bool, typer.Option("--fit", help="Read as much of the documents as the model takes.")]
+SavePrefix = Annotated[str | None, typer.Option(metavar="FILE", help="Keep what was read of the documents in a file.")]
+Prefix = Annotated[str | None, typer.Option(metavar="FILE", help="Use what --save-prefix kept, in place of reading.")]
+NoMarks = Annotated[bool, typer.Option("--no-marks", help="Do not mark what is quoted.")]
+
+Instruction = Annotated[str, typer.Argument(metavar="INSTRUCTION", help="What to change.")]
+File = Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="The file.")]
+Write = Annotated[bool, typer.Option("--write", "-w", help="Write the new file, too.")]
+
+Repo = Annotated[str, typer.Option("--repo", "-r", metavar="DIR", help="The repository's folder.")]
+Line = Annotated[int, typer.Option("--line", "-l", help="The cursor's line, from 1 on.")]
+Column = Annotated[
+    int | None, typer.Option("--column", "-c", help="The character it stands before. Default: line's end.")
+]
+Buffer = Annotated[bool, typer.Option("--stdin", help="Take the file's text from stdin, as it is in an editor.")]
+SingleLine = Annotated[bool, typer.Option("--single-line", help="End with the line.")]
+RelatedTokens = Annotated[int, typer.Option(min=0, help="Tokens of related files that the model sees.")]
+FileTokens = Annotated[int, typer.Option(min=1, help="Tokens round the cursor that it sees.")]
+NoCorpus = Annotated[bool, typer.Option("--no-corpus", help="Do not index the repository to copy from.")]
+
+
+def ask(
+    *,
+    model: Model,
+    words: Words,
+    question: Questions = None,
+    fit: Fit = False,
+    save_prefix: SavePrefix = None,
+    prefix: Prefix = None,
+    max_new_tokens: New = 512,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    draft: Draft = None,
+    quantize: Quantize = None,
+    max_context: MaxContext = None,
+    cost_table: CostTable = None,
+    plain: Plain = False,
+    no_marks: NoMarks = False,
+    as_json: Json = False,
+) -> None:
+    """Answer questions about documents, quotations marked with file and page or line.
+
+    Without a question they are read first, then asked for one by one until Ctrl-D.
+    """
+    chosen = locals()
+    from longgraft.cli import make, mendable
+
+    with mendable():
+        names, questions = split_words(words, question or [])
+        if "-" in names and not questions:
+            raise GraftError("- is stdin, where questions would be typed: give a question with --question")
+        from longgraft.tools.asking import bring_back, lay_out, read, typed_questions
+        from longgraft.tools.documents import read_documents
+
+        documents = read_documents(names)
+        engine = _engine(chosen)
+        desk = lay_out(engine, documents, questions, make(SamplingParams, chosen), fit)
+        if prefix is not None:
+            bring_back(desk, prefix)
+        if save_prefix is not None or not questions:
+            read(desk, save_prefix)
+        answers = [_answered(desk, one, as_json, no_marks) for one in questions or typed_questions()]
+    if any(one.output.finish_reason == "cancelled" for one in answers) and questions:
+        raise typer.Exit(130)
+
+
+def split_words(words: list[str], questions: list[str]) -> tuple[list[str], list[str]]:
+    """Return files and questions: the last word is a question unless there are others, or it names a file."""
+    last = words[-1]
+    is_file = last == "-" or Path(last).exists() or re.fullmatch(r"\S*\.[A-Za-z]\w{0,4}", last) or len(words) == 1
+    if questions or is_file:
+        return words, questions
+    return words[:-1], [last]
+
+
+def _answered(desk: Desk, question: str, as_json: bool, no_marks: bool) -> Answer:
+    """Answer one question on stdout."""
+    from longgraft.render import json_line, summary_line
+    from longgraft.tools.asking import answer
+    from longgraft.tools.marked_screen import NO_MARKS, marks_for
+
+    marks = NO_MARKS if no_marks else marks_for(sys.stdout)
+    found = answer(desk, question, io.StringIO() if as_json else sys.stdout, marks)
+    if as_json:
+        print(json_line(found.values()), flush=True)
+    elif found.output.finish_reason in ("length", "context"):
+        _say(f"the answer was cut after {len(found.output.token_ids)} tokens: raise --max-new-tokens")
+    if sys.stderr.isatty():
+        print(summary_line(found.output), file=sys.stderr)
+    return found
+
+
+def edit(
+    *,
+    model: Model,
+    file: File,
+    instruction: Instruction,
+    write: Write = False,
+    max_new_tokens: NewIfAny = None,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    draft: Draft = None,
+    quantize: Quantize = None,
+    max_context: MaxContext = None,
+    cost_table: CostTable = None,
+    plain: Plain = False,
+    as_json: Json = False,
+) -> None:
+    """Rewrite a file as told and print the change as a diff; --write puts it in place.
+
+    Exit code 1: the answer was cut or cannot be trusted, and nothing was written.
+    """
+    chosen = locals()
+    from longgraft.cli import mendable
+
+    with mendable():
+        if not instruction.strip():
+            raise GraftError("the instruction is empty: say what to change")
+        from longgraft.render import json_line, summary_line
+        from longgraft.tools.editing import rewrite
+        from longgraft.tools.source_file import read_source, write_source
+
+        source = read_source(file)
+        params = SamplingParams(temperature=temperature, seed=seed)
+        found = rewrite(_engine(chosen), source, instruction, params, max_new_tokens)
+        is_written = write and found.raw is not None and found.raw != source.raw
+        if is_written and found.raw is not None:
+            write_source(source, found.raw)
+        print(json_line(found.values() | {"written": is_written})) if as_json else print(found.diff, end="", flush=True)
+        if found.raw is None:
+            _say(f"{file}: {found.reason}; nothing was written")
+        elif not found.diff:
+            _say(f"{file}: the answer changes nothing")
+        if sys.stderr.isatty():
+            print(summary_line(found.output), file=sys.stderr)
+    if found.raw is None:
+        raise typer.Exit(130 if found.output.finish_reason == "cancelled" else 1)
+
+
+def complete(
+    *,
+    model: Model,
+    repo: Repo,
+    file: File,
+    line: Line,
+    column: Column = None,
+    stdin: Buffer = False,
+    single_line: SingleLine = False,
+    related_tokens: RelatedTokens = 2048,
+    file_tokens: FileTokens = 4096,
+    no_corpus: NoCorpus = False,
+    max_new_tokens: New = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    draft: Draft = None,
+    quantize: Quantize = None,
+    max_context: MaxContext = None,
+    cost_table: CostTable = None,
+    plain: Plain = False,
+    as_json: Json = False,
+) -> None:
+    """Complete code at a place of a file, with what its repository says."""
+    chosen = locals()
+    from longgraft.cli import make, mendable
+
+    with mendable():
+        from longgraft.prompts import read_file
+        from longgraft.tools.completing import Budget, cursor_at, references_for, repository_corpus, request_for
+
+        cursor = cursor_at(Path(repo), file, line, column, read_file("-") if stdin else None)
+        engine = _engine(chosen)
+        params = make(SamplingParams, chosen | {"stop": ("\n",) if single_line else ()})
+        request = request_for(engine, cursor, params, Budget(file_tokens, related_tokens))
+        if request.note:
+            _say(request.note)
+        corpus = None if plain or no_corpus else repository_corpus(cursor.root, engine.tokenizer, model)
+        output = _completed(engine, request, references_for(corpus), as_json)
+    if output.finish_reason == "cancelled":
+        raise typer.Exit(130)
+
+
+def _completed(engine: Engine, request: Any, references: Any, as_json: bool) -> Any:
+    """Generate a completion on stdout."""
+    from longgraft.render import json_line, report
+    from longgraft.show import show
+
+    out = io.StringIO() if as_json else sys.stdout
+    output = show(engine, request.prompt_ids, request.params, in_colour=False, references=references, out=out)
+    if as_json:
+        print(json_line(report(output) | {"related": list(request.related), "note": request.note}))
+    return output
+
+
+def _engine(chosen: dict[str, Any]) -> Engine:
+    """Load the model as the options say."""
+    from longgraft.cli import make, open_engine
+
+    policy = "plain" if chosen["plain"] else "adaptive"
+    config = make(EngineConfig, chosen | {"policy": policy})
+    return open_engine(chosen["model"], config, chosen)
+
+
+def _say(line: str) -> None:
+    print(f"longgraft: {line}", file=sys.stderr)
