@@ -36,11 +36,12 @@ CostTable = Annotated[str | None, typer.Option("--cost-table", help="JSON file w
 Plain = Annotated[bool, typer.Option("--plain", help="Ordinary decoding, one token a pass, to compare with.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")]
 
-Words = Annotated[list[str], typer.Argument(metavar="FILE... [QUESTION]", help="Documents (text, Markdown, HTML, PDF; - is stdin), then a question.")]  # fmt: skip  # noqa: E501
+Words = Annotated[list[str], typer.Argument(metavar="FILE [QUESTION]", help="Documents (text, Markdown, HTML, PDF; - is stdin), then a question.")]  # fmt: skip  # noqa: E501
 Questions = Annotated[list[str] | None, typer.Option("--question", "-q", metavar="TEXT", help="A question; may be repeated.")]  # fmt: skip  # noqa: E501
 Fit = Annotated[bool, typer.Option("--fit", help="Read as much of the documents as the model takes.")]
 SavePrefix = Annotated[str | None, typer.Option(metavar="FILE", help="Keep what was read of the documents in a file.")]
 Prefix = Annotated[str | None, typer.Option(metavar="FILE", help="Use what --save-prefix kept, in place of reading.")]
+PrefillRows = Annotated[int, typer.Option(help="Prompt tokens in one forward; what is reused is a multiple of it.")]
 NoMarks = Annotated[bool, typer.Option("--no-marks", help="Do not mark what is quoted.")]
 
 Instruction = Annotated[str, typer.Argument(metavar="INSTRUCTION", help="What to change.")]
@@ -67,6 +68,7 @@ def ask(
     fit: Fit = False,
     save_prefix: SavePrefix = None,
     prefix: Prefix = None,
+    prefill_rows: PrefillRows = 128,
     max_new_tokens: New = 512,
     temperature: Temperature = 0.0,
     seed: Seed = None,

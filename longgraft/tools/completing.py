@@ -1,7 +1,8 @@
 """Completes code at a cursor: the text round it, related files of its repository, and all others to copy from.
 
-Knows engine, fill-in-the-middle prompts and corpora; no options. What the model sees is bounded (a budget of tokens); what
-it may copy from is not: the whole repository lies in a corpus on disk, built once and brought up to date at every start.
+Knows engine, fill-in-the-middle prompts and corpora; no options. What the model sees is bounded (a budget of tokens);
+what it may copy from is not: the whole repository lies in a corpus on disk, built once and brought up to date at every
+start.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ BEFORE_SHARE = 0.75
 # A line of the suffix ends an answer of a model that cannot see it, if it says at least so much.
 TELLING = 8
 NO_FIM = (
-    "this model has no tokens for filling in the middle: it goes on from what stands before the cursor and does not see "
-    "what stands behind it"
+    "this model has no tokens for filling in the middle: it goes on from what stands before the cursor and does not "
+    "see what stands behind it"
 )
 
 

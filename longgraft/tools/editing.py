@@ -1,8 +1,8 @@
 """Rewrites a file by instruction: the whole file as a prompt, the whole file as an answer, and a diff of the two.
 
-Knows engine, files and fences; no options. The answer is begun for the model with a code block's first line, so that the
-file comes first and nothing before it; the block's end is a stop string that no line of the file can hold. The original
-is the prediction: most of the answer is verified many tokens at a time.
+Knows engine, files and fences; no options. The answer is begun for the model with a code block's first line, so that
+the file comes first and nothing before it; and it ends where the block closes behind the file's own last lines, so that
+nobody waits for remarks. The original is the prediction: most of the answer is verified many tokens at a time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from longgraft.config import GraftError, Output, SamplingParams
 from longgraft.engine import Engine
 from longgraft.references import References
 from longgraft.render import report
-from longgraft.show import fill
-from longgraft.tools.fences import Unusable, fence_for, file_in, refuse_gaps
+from longgraft.show import Interruption, fill
+from longgraft.stream import TextStream
+from longgraft.tools.fences import Unusable, fence_for, file_in, is_done
 from longgraft.tools.frame import frame_of, text_ids
 from longgraft.tools.lines import unified_diff
 from longgraft.tools.source_file import SourceFile
@@ -55,16 +56,24 @@ class Edit:
         return {**said, **report(self.output)}
 
 
-class _Counter:
-    """A screen that shows how many tokens of the new file there are."""
+class _Watcher:
+    """A screen that counts the tokens of the new file and ends the answer when that is whole."""
 
-    def __init__(self, about: int) -> None:
+    def __init__(self, stream: TextStream, begun: str, original: str, about: int) -> None:
+        self._stream, self.text, self._original = stream, begun, original
         self._about, self._count, self._is_shown = about, 0, sys.stderr.isatty()
+        self.is_done = False
 
     def push(self, token_ids: Seq[int], sources: Seq[int]) -> None:
+        piece = self._stream.push(token_ids)
+        begin = max(0, len(self.text) - 8)  # a fence may have begun
+        self.text += piece
         self._count += len(token_ids)
         if self._is_shown:
             print(f"\rwriting: {self._count} of about {self._about} tokens", end="", file=sys.stderr, flush=True)
+        if "`" in self.text[begin:] and is_done(self.text, self._original):
+            self.is_done = True
+            raise Interruption
 
     def finish(self) -> None:
         if self._is_shown and self._count:
@@ -78,7 +87,7 @@ def rewrite(
     fence = fence_for(source.text)
     begun = f"{fence}{LANGUAGES.get(source.path.suffix, source.path.suffix.lstrip('.'))}\n"
     size = len(text_ids(engine.tokenizer, source.text))
-    prompt_ids = _prompt_ids(engine, source, instruction, begun)
+    prompt_ids = _prompt_ids(engine, source, instruction, (begun, fence))
     if max_new_tokens is None:
         max_new_tokens = size + max(LEAST_GROWTH, size // GROWTH)
         if engine.max_context - len(prompt_ids) < size + LEAST_GROWTH // 4:
@@ -87,36 +96,33 @@ def rewrite(
                 f"{len(prompt_ids) + max_new_tokens}; the model takes {engine.max_context}: edit a shorter file, or "
                 "choose a model with a longer context"
             )
-    params = replace(params, max_new_tokens=max_new_tokens, stop=(f"\n{fence}",))
+    params = replace(params, max_new_tokens=max_new_tokens)
     seq = engine.open(prompt_ids, params, references=References(prediction=source.text))
-    fill(engine, seq, _Counter(size))
-    return judged(source, engine.output(seq), begun)
+    watcher = _Watcher(TextStream(engine.tokenizer, prompt_ids), begun, source.text, size)
+    fill(engine, seq, watcher)
+    output = engine.output(seq)
+    return judged(source, replace(output, finish_reason="stop") if watcher.is_done else output, begun)
 
 
-def _prompt_ids(engine: Engine, source: SourceFile, instruction: str, begun: str) -> list[int]:
-    frame, fence = frame_of(engine.tokenizer), begun.split("\n")[0]
-    signs = fence[: len(fence) - len(fence.lstrip("`"))]
+def _prompt_ids(engine: Engine, source: SourceFile, instruction: str, block: tuple[str, str]) -> list[int]:
+    """Return the request, and the answer's beginning; `block`: the lines before and behind the file in both."""
+    frame, (begun, fence) = frame_of(engine.tokenizer), block
     text = source.text if source.text.endswith("\n") else source.text + "\n"
     request = (
-        f"This is the file {source.path.name}:\n\n{begun}{text}{signs}\n\n{instruction.strip()}\n\n"
-        f"Give back the complete file in one code block between {signs}, without leaving anything out and without any "
-        "remark."
+        f"This is the file {source.path.name}:\n\n{begun}{text}{fence}\n\n{instruction.strip()}\n\n"
+        "Give back the complete file with this change, every line of it, in one code block."
     )
-    tokens = text_ids(engine.tokenizer, request), text_ids(engine.tokenizer, begun)
-    return [*frame.head, *tokens[0], *frame.tail, *tokens[1]]
+    asked, beginning = text_ids(engine.tokenizer, request), text_ids(engine.tokenizer, begun)
+    return [*frame.head, *asked, *frame.tail, *beginning]
 
 
 def judged(source: SourceFile, output: Output, begun: str) -> Edit:
-    """Return the edit that an output is, as far as the output can be trusted; `begun` is what was written before it."""
+    """Return the edit that an output is, as far as it can be trusted; `begun` is what was written before it."""
     if output.finish_reason not in ("eos", "stop"):
         reason = CUT.get(output.finish_reason, f"the answer ended early ({output.finish_reason})")
         return Edit(source, output, None, reason.format(len(output.token_ids)))
     try:
-        if output.finish_reason == "stop":  # the block's own fence
-            text = output.text + "\n"
-            refuse_gaps(text, source.text)
-        else:
-            text = file_in(begun + output.text, source.text)
+        text = file_in(begun + output.text, source.text)
     except Unusable as reason:
         return Edit(source, output, None, str(reason))
     return Edit(source, output, source.restored(text))

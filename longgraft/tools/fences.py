@@ -1,7 +1,7 @@
 """Finds the file in a model's answer: the one code block that is it, or the reason why there is none to be trusted.
 
 Knows texts alone. What is written over a file must be whole, so everything doubtful is refused: a block that was never
-closed, several places it could end at, parts left out with a remark.
+closed, one that is not the whole, parts left out with a remark.
 """
 
 from __future__ import annotations
@@ -21,10 +21,26 @@ LEFT_OUT = re.compile(
 )
 # An answer without any block is the file if it holds at least this part of the file's lines.
 ALIKE = 0.5
+# Lines of the file outside the block say that it closed too early, or opened too late; shorter ones ("}") say nothing.
+TELLING = 4
+# A block that ends with so many last lines of the file is the whole of it.
+TAIL = 3
 
 
 class Unusable(Exception):
     """The answer holds no file that could be written; the message says why."""
+
+
+class Fence(NamedTuple):
+    """A line of an answer that opens or closes a code block."""
+
+    line: int
+    signs: str
+    info: str
+
+    def is_like(self, other: Fence) -> bool:
+        """Tell whether this one can close what the other opened, its language aside."""
+        return self.signs[0] == other.signs[0] and len(self.signs) >= len(other.signs)
 
 
 class Block(NamedTuple):
@@ -35,31 +51,46 @@ class Block(NamedTuple):
 
 
 def fence_for(text: str) -> str:
-    """Return a fence that no line of a text can close, of four signs at least: three are what a text may gain."""
-    longest = max((len(run) for run in re.findall(r"^ {0,3}(`{3,})", text, re.MULTILINE)), default=3)
+    """Return a fence that no line of a text closes: three signs, as models know it, or one more than the text has."""
+    longest = max((len(fence.signs) for fence in _fences(lines_of(text))), default=2)
     return "`" * (longest + 1)
 
 
 def file_in(answer: str, original: str) -> str:
     """Return the file that an answer to a request for `original` in one code block holds; raises `Unusable`."""
     lines = lines_of(answer)
-    found = _blocks(lines)
+    found, unclosed = _blocks(lines)
+    if unclosed:
+        found.append(_closed_shortly(unclosed))
     if not found:
-        if not answer.strip() or _common(lines, original) < ALIKE * len(_counted(lines_of(original))):
+        if not answer.strip() or _common(lines, original) < ALIKE * _counted(lines_of(original)).total():
             raise Unusable("the answer holds no code block")
-        text = answer
-    elif _fences(lines_of(original)):
-        # Fences of the file's own may have passed for the block's: it is all between the outermost ones.
-        text = "".join(lines[found[0].first : found[-1].last])
+        block = Block(0, len(lines))
     else:
-        best = max(found, key=lambda block: (_common(lines[slice(*block)], original), block.last - block.first))
-        text = "".join(lines[slice(*best)])
-    refuse_gaps(text, original)
+        block = max(found, key=lambda one: (_common(lines[slice(*one)], original), one.last - one.first))
+    text = "".join(lines[slice(*block)])
+    missing = _counted(lines_of(original)) - _counted(lines[slice(*block)])
+    outside = [line.strip() for line in (*lines[: block.first], *lines[block.last :])]
+    if any(missing[line] for line in outside if len(line) >= TELLING):
+        raise Unusable("lines of the file stand outside the answer's code block")
+    _refuse_gaps(text, original)
     return text
 
 
-def refuse_gaps(text: str, original: str) -> None:
-    """Raise `Unusable` for a text that is empty or has remarks like "... rest of the file" that the original has not."""
+def is_done(answer: str, original: str) -> bool:
+    """Tell, while an answer is being written, whether its first code block is closed and ends as the original does."""
+    lines = lines_of(answer)
+    found, _ = _blocks(lines)
+    if not found or not lines[found[0].last].endswith("\n"):
+        return False
+    ends = [
+        [line.rstrip() for line in some if line.strip()][-TAIL:]
+        for some in (lines[slice(*found[0])], lines_of(original))
+    ]
+    return ends[0] == ends[1]
+
+
+def _refuse_gaps(text: str, original: str) -> None:
     if original.strip() and not text.strip():
         raise Unusable("the answer's code block is empty")
     known = set(lines_of(original))
@@ -68,42 +99,37 @@ def refuse_gaps(text: str, original: str) -> None:
             raise Unusable(f"the answer leaves parts of the file out ({line.strip()[:60]!r})")
 
 
-def _fences(lines: list[str]) -> list[tuple[int, str, str]]:
-    """Return (line, signs, info) of every line that is a fence."""
+def _fences(lines: list[str]) -> list[Fence]:
     matches = ((i, FENCE.fullmatch(line)) for i, line in enumerate(lines))
-    return [(i, match[1], match[2]) for i, match in matches if match]
+    return [Fence(i, match[1], match[2]) for i, match in matches if match]
 
 
-def _blocks(lines: list[str]) -> list[Block]:
-    """Return the outermost code blocks. A fence of the same kind with a language opens an inner one."""
+def _blocks(lines: list[str]) -> tuple[list[Block], list[Fence]]:
+    """Return the outermost code blocks, and the fences from where one was opened that never closes.
+
+    A fence like the block's own that names a language opens an inner block.
+    """
     found: list[Block] = []
-    is_open: list[str] = []
-    begun: list[tuple[int, str, str]] = []
-    for number, signs, info in _fences(lines):
-        if not is_open:
-            is_open, begun = [signs], [(number, signs, info)]
-            continue
-        begun.append((number, signs, info))
-        is_like = signs[0] == is_open[-1][0] and len(signs) >= len(is_open[-1])
-        if is_like and not info:
+    is_open: list[Fence] = []
+    met: list[Fence] = []
+    for fence in _fences(lines):
+        met = [*met, fence] if is_open else [fence]
+        if not is_open or (fence.info and fence.is_like(is_open[-1])):
+            is_open.append(fence)
+        elif fence.is_like(is_open[-1]):
             is_open.pop()
             if not is_open:
-                found.append(Block(begun[0][0] + 1, number))
-        elif is_like:
-            is_open.append(signs)
-    if is_open:
-        found.append(_closed_shortly(lines, begun))
-    return found
+                found.append(Block(met[0].line + 1, fence.line))
+    return found, met if is_open else []
 
 
-def _closed_shortly(lines: list[str], begun: list[tuple[int, str, str]]) -> Block:
-    """Return a block whose end is a fence shorter than its beginning: the answer's last line, inner blocks being whole."""
-    last = max((i for i, line in enumerate(lines) if line.strip()), default=0)
-    number, signs, info = begun[-1]
-    is_end = number == last and not info and signs[0] == begun[0][1][0] and len(signs) < len(begun[0][1])
-    if not is_end or len(begun) % 2:
-        raise Unusable("the answer's code block was never closed")
-    return Block(begun[0][0] + 1, number)
+def _closed_shortly(met: list[Fence]) -> Block:
+    """Return the block that a shorter fence closes, the last one before which all inner blocks are whole."""
+    for number in range(len(met) - 1, 0, -1):
+        fence = met[number]
+        if number % 2 and not fence.info and fence.signs[0] == met[0].signs[0] and not fence.is_like(met[0]):
+            return Block(met[0].line + 1, fence.line)
+    raise Unusable("the answer's code block was never closed")
 
 
 def _counted(lines: list[str]) -> Counter[str]:

@@ -1,8 +1,8 @@
 """Prompts for filling in the middle: which special tokens a model has for it, and what goes where.
 
-Knows a tokenizer's vocabulary, no files and no engine. A model is known by its tokens, not by its name. Formats are those
-of the models' own papers and cards: prefix, suffix, middle in this order, but for Mistral's, which has the suffix first
-and no middle; files of a repository before that, each behind a separator and its path.
+Knows a tokenizer's vocabulary, no files and no engine. A model is known by its tokens, not by its name. Formats are
+those of the models' own papers and cards: prefix, suffix, middle in this order, but for Mistral's, which has the suffix
+first and no middle; files of a repository before that, each behind a separator and its path.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Prefix, suffix, middle. Qwen-Coder, CodeGemma, Granite 4 · StarCoder, Granite · SantaCoder · DeepSeek-Coder · Code Llama
+# Prefix, suffix, middle: Qwen-Coder and CodeGemma; StarCoder and Granite; SantaCoder; DeepSeek-Coder; Code Llama.
 PREFIX_FIRST = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
 )
 SUFFIX_FIRST = ("[PREFIX]", "[SUFFIX]")  # Codestral
 REPOSITORY = ("<|repo_name|>", "<repo_name>", "<reponame>")
 SEPARATOR = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<filename>")
 # What such models write behind the middle, besides their EOS.
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|fim_pad|>", "<fim_pad>", "<EOT>", "▁<EOT>", "<｜end▁of▁sentence｜>")
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|fim_pad|>", "<fim_pad>", "<EOT>", "▁<EOT>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
 HASH_COMMENTS = frozenset(
     {".py", ".pyi", ".rb", ".sh", ".bash", ".toml", ".yaml", ".yml", ".pl", ".r", ".jl", ".cmake"}
 )
@@ -88,7 +88,7 @@ def fim_prompt(tokens: FimTokens, begin: Sequence[int], around: Surroundings, en
 
 
 def plain_prompt(begin: Sequence[int], around: Surroundings, encode: Encode) -> list[int]:
-    """Return a prompt that goes on from left to right: other files under their paths, then what is before the cursor."""
+    """Return a prompt that goes on from left to right: other files under their paths, then all before the cursor."""
     header = encode(_remark(around.path)) if around.others else []
     return [*begin, *_remarked(around.others, encode), *header, *around.before]
 

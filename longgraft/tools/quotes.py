@@ -23,7 +23,7 @@ LEXEME = re.compile(r"\w+|[^\w\s]")
 PAGED_LEXEME = re.compile(r"\w+(?:-\n[^\W\d_]\w*)*|[^\w\s]")
 # Shorter matches are turns of phrase: so many words and signs, and so many words among them.
 SHORTEST, FEWEST_WORDS = 8, 5
-SIGNS = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "–": "-", "—": "-"})
+SIGNS = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "–": "-", "—": "-"})  # noqa: RUF001
 BETWEEN, ELSEWHERE = -1, -2  # what stands between two documents; what stands in none
 
 
@@ -91,7 +91,7 @@ class Quotable:
         return ends[self.codes[ends] == number] + 1
 
     def quote(self, begin: int, end: int, ends: Ints, size: int) -> Quote:
-        """Return the quotation of characters `begin` .. `end` - 1, `size` lexemes that end at `ends`: the first counts."""
+        """Return characters `begin` .. `end` - 1 as a quotation of the first of `ends`, where `size` lexemes end."""
         (owner, page, line), (_, last_page, last_line) = (self._places[int(ends[0]) - i] for i in (size, 1))
         document = self.documents[owner]
         pages, lines = ((page, last_page), None) if document.is_paged else (None, (line, last_line))

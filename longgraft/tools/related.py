@@ -1,8 +1,8 @@
 """Chooses the files of a repository that a completion should see: those that are imported, then those nearby.
 
 Knows paths and texts of source files, no model. Imports are read by their words alone, whatever the language: the parts
-of a name in a line that imports are looked for at the end of paths. So half-written files serve too. Ties go by path: the
-same repository gives the same files.
+of a name in a line that imports are looked for at the end of paths. So half-written files serve too. Ties go by path:
+the same repository gives the same files.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _joined(folder: PurePosixPath, name: str) -> tuple[str, ...]:
 def ranked(path: str, text: str, files: Sequence[str]) -> list[str]:
     """Return the related ones of `files`, the most related first.
 
-    Imported files in the order of their import lines; then those of the same name but for `test`; then those of the same
-    suffix at most `NEAR` folders away, nearest first. Each group by distance and path.
+    Imported files in the order of their import lines; then those of the same name but for `test`; then those of the
+    same suffix at most `NEAR` folders away, nearest first. Each group by distance and path.
     """
     own = PurePosixPath(path)
     order = {parts: place for place, parts in enumerate(imported(path, text))}
@@ -116,7 +116,7 @@ def _bare(stem: str) -> str:
 
 
 def chosen(root: Path, files: Sequence[str], budget: int, count: Count) -> list[tuple[str, str]]:
-    """Return (path, text) of as many of `files` as `budget` tokens hold, the most related last, where the cursor is near.
+    """Return (path, text) of as many of `files` as `budget` tokens hold, the most related last, next to the cursor.
 
     A file too large for its share is cut at a line; files that cannot be read are passed over.
     """
