@@ -21,7 +21,7 @@ LEAST = 64  # fewer tokens of a file say nothing
 # Lines that bring in other files: Python, JavaScript, Go, Rust, Java, Kotlin, C, C#, Ruby, PHP.
 IMPORT = re.compile(
     r"""^\s*(?:
-        from\s+(?P<module>[.\w]+)\s+import\s+\(?(?P<members>[\w,\s*]*)
+        from\s+(?P<module>[.\w]+)\s+import\s+(?:\((?P<inside>[^)]*)|(?P<members>[^\n\#(]*))
       | (?:export|import)\b.*?\bfrom\s+['"](?P<script>[^'"]+)['"]
       | .*?\b(?:require|require_relative|import)\s*\(?\s*['"](?P<quoted>[^'"]+)['"]
       | \#\s*include\s+["<](?P<header>[^">]+)[">]
@@ -52,7 +52,7 @@ def _names(folder: PurePosixPath, match: re.Match[str]) -> Iterator[tuple[str, .
         dots = len(module) - len(module.lstrip("."))
         above = folder.parts[: len(folder.parts) - dots + 1] if dots else ()
         base = (*above, *(part for part in module.strip(".").split(".") if part))
-        for member in re.findall(r"\w+", found["members"] or ""):
+        for member in re.findall(r"\w+", found["inside"] or found["members"] or ""):
             yield (*base, member)
         yield base
     elif name := found["script"] or found["quoted"] or found["header"]:

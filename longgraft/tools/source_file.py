@@ -73,6 +73,7 @@ def write_source(source: SourceFile, raw: str) -> None:
             "convert the file to UTF-8 first"
         ) from error
     try:
+        source.path.stat()
         if not os.access(source.path, os.W_OK):
             raise GraftError(f"{source.name} may not be written: change its permissions, or apply the diff yourself")
         _replace(source, data)
