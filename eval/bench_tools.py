@@ -3,10 +3,10 @@
     python -m longgraft.eval.bench_tools --model M [--tools ask,edit,complete] [--pairs N] [--repo DIR] [--folder DIR]
 
 Knows the command line alone: every figure is of a process of its own, grafted and plain in turns. `process`: seconds
-from start to end, loading and measuring the model included. `request`: the engine's own end-to-end time, summed over the
-requests of the process. `decode`: new tokens over the time of all rounds. Texts are Python's own: its language reference
-as a PDF of 30 pages and as 300 KB of text (cut to the model's context, as `--fit` does), `textwrap.py` to edit, and an
-installed package, copied, with the bodies of three functions taken out, to complete.
+from start to end, loading and measuring the model included. `request`: the engine's own end-to-end time, summed over
+the requests of the process. `tok_s`: new tokens over the time of all rounds. Texts are Python's own: its language
+reference as a PDF of 30 pages and as 300 KB of text (cut to the model's context, as `--fit` does), `textwrap.py` to
+edit, and an installed package, copied, with the bodies of three functions taken out, to complete.
 """
 
 from __future__ import annotations

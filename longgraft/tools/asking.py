@@ -28,7 +28,7 @@ TASK = (
     "Answer the question at the end from the documents that follow. Quote them word for word where that helps, and "
     "say so if they do not hold the answer.\n\n"
 )
-# Tokens kept free for a question that is not known yet.
+# Tokens kept free for questions that are not known yet, and where documents are cut: so they are cut alike for all.
 QUESTION_ROOM = 256
 
 
@@ -72,27 +72,31 @@ def lay_out(
     What the model has no room for is a `GraftError`, or, with `fit`, left out from the end, which is said on stderr.
     """
     frame = frame_of(engine.tokenizer)
+    task = text_ids(engine.tokenizer, TASK)
+    asked = max((len(_question_ids(engine, one)) for one in questions), default=QUESTION_ROOM)
+    room = engine.max_context - params.max_new_tokens - len(frame.head) - len(task) - len(frame.tail)
+    texts = [text_ids(engine.tokenizer, one.text) for one in documents]
+    if sum(map(len, texts)) > room - asked:
+        documents, said = _cut(engine, documents, room - max(asked, QUESTION_ROOM), params.max_new_tokens)
+        if not documents or not fit:
+            raise GraftError(f"{said}; ask about less, or add --fit to read as much as fits" if documents else said)
+        print(f"longgraft: {said}; the rest is left out", file=sys.stderr)
+        texts = [text_ids(engine.tokenizer, one.text) for one in documents]
+    front = (*frame.head, *task, *(token for text in texts for token in text))
+    return Desk(engine, frame, front, Quotable(documents), params)
+
+
+def _cut(engine: Engine, documents: Sequence[Document], room: int, new: int) -> tuple[list[Document], str]:
+    """Return what fits of the documents, and a sentence on it."""
 
     def count(text: str) -> int:
         return len(text_ids(engine.tokenizer, text))
 
-    asked = max((len(_question_ids(engine, one)) for one in questions), default=QUESTION_ROOM)
-    beside = len(frame.head) + count(TASK) + asked + len(frame.tail) + params.max_new_tokens
-    room = engine.max_context - beside
-    if (total := sum(count(one.text) for one in documents)) > room:
-        kept, words = fitting(documents, room, count)
-        said = (
-            f"the documents have {total} tokens, room is for {max(0, room)} (the context of {engine.max_context} less "
-            f"the question and {params.max_new_tokens} new tokens): that holds {words}"
-        )
-        if not kept or not fit:
-            raise GraftError(f"{said}; ask about less, or add --fit to read as much as fits" if kept else said)
-        print(f"longgraft: {said}; the rest is left out", file=sys.stderr)
-        documents = kept
-    front = list(frame.head) + text_ids(engine.tokenizer, TASK)
-    for one in documents:
-        front += text_ids(engine.tokenizer, one.text)
-    return Desk(engine, frame, tuple(front), Quotable(documents), params)
+    kept, words = fitting(documents, room, count)
+    return kept, (
+        f"the documents have {sum(count(one.text) for one in documents)} tokens, room is for {max(0, room)} (the context "
+        f"of {engine.max_context} less the question and {new} new tokens): that holds {words}"
+    )
 
 
 def read(desk: Desk, save: str | None = None) -> int:
@@ -122,8 +126,8 @@ def bring_back(desk: Desk, path: str) -> int:
     tokens = np.concatenate([np.zeros(0, np.int32), *PrefixFile(path).tokens()])
     if tokens.tolist() != list(desk.front[: len(tokens)]):
         raise GraftError(
-            f"prefix file {path} was saved for other documents, or others before them: give the same files in the same "
-            "order, or save it again with --save-prefix"
+            f"prefix file {path} was saved for other documents, for others before them or with another model: give the "
+            "same files in the same order, or save it again with --save-prefix"
         )
     return desk.engine.load_prefix(path)
 
@@ -131,8 +135,7 @@ def bring_back(desk: Desk, path: str) -> int:
 def answer(desk: Desk, question: str, out: TextIO, marks: Marks) -> Answer:
     """Answer a question, writing to `out` as text comes; after Ctrl-C what exists."""
     engine, prompt_ids = desk.engine, desk.prompt_ids(question)
-    room = engine.max_context - len(prompt_ids)
-    if room < 1:
+    if len(prompt_ids) >= engine.max_context:
         raise GraftError(
             f"with this question the prompt has {len(prompt_ids)} tokens, the model takes {engine.max_context}: ask "
             "more briefly"
@@ -147,7 +150,7 @@ def typed_questions() -> Iterator[str]:
     """Yield what is typed, line by line, until Ctrl-D; blank lines ask nothing."""
     with suppress(ImportError):
         __import__("readline")  # lets input() edit a line
-    is_seen = sys.stdin.isatty()
+    is_seen = sys.stdin.isatty() and sys.stdout.isatty()
     while True:
         try:
             line = input("\nquestion (Ctrl-D ends): " if is_seen else "")
@@ -155,5 +158,7 @@ def typed_questions() -> Iterator[str]:
             if is_seen:
                 print()
             return
+        except UnicodeDecodeError as error:
+            raise GraftError(f"stdin: not UTF-8 text (byte {error.start}); convert it first") from error
         if line.strip():
             yield line.strip()

@@ -18,7 +18,7 @@ from longgraft.config import EngineConfig, GraftError, SamplingParams
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
-    from longgraft.tools.asking import Answer, Desk
+    from longgraft.tools.asking import Desk
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
 New = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")]
@@ -103,9 +103,10 @@ def ask(
             bring_back(desk, prefix)
         if save_prefix is not None or not questions:
             read(desk, save_prefix)
-        answers = [_answered(desk, one, as_json, no_marks) for one in questions or typed_questions()]
-    if any(one.output.finish_reason == "cancelled" for one in answers) and questions:
-        raise typer.Exit(130)
+        for one in questions or typed_questions():
+            is_whole = _answered(desk, one, as_json, no_marks, is_typed=not questions)
+            if questions and not is_whole:
+                raise typer.Exit(130)
 
 
 def split_words(words: list[str], questions: list[str]) -> tuple[list[str], list[str]]:
@@ -117,21 +118,27 @@ def split_words(words: list[str], questions: list[str]) -> tuple[list[str], list
     return words[:-1], [last]
 
 
-def _answered(desk: Desk, question: str, as_json: bool, no_marks: bool) -> Answer:
-    """Answer one question on stdout."""
+def _answered(desk: Desk, question: str, as_json: bool, no_marks: bool, *, is_typed: bool) -> bool:
+    """Answer one question on stdout; False if that was interrupted. Of a mistake in a typed one the user is told."""
     from longgraft.render import json_line, summary_line
     from longgraft.tools.asking import answer
     from longgraft.tools.marked_screen import NO_MARKS, marks_for
 
     marks = NO_MARKS if no_marks else marks_for(sys.stdout)
-    found = answer(desk, question, io.StringIO() if as_json else sys.stdout, marks)
+    try:
+        found = answer(desk, question, io.StringIO() if as_json else sys.stdout, marks)
+    except GraftError as error:
+        if not is_typed:
+            raise
+        _say(str(error))
+        return True
     if as_json:
         print(json_line(found.values()), flush=True)
     elif found.output.finish_reason in ("length", "context"):
         _say(f"the answer was cut after {len(found.output.token_ids)} tokens: raise --max-new-tokens")
     if sys.stderr.isatty():
         print(summary_line(found.output), file=sys.stderr)
-    return found
+    return found.output.finish_reason != "cancelled"
 
 
 def edit(

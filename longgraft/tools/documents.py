@@ -97,8 +97,9 @@ def fitting(documents: Sequence[Document], room: int, count: Callable[[str], int
 
 def _units_within(document: Document, room: int, count: Callable[[str], int]) -> int:
     """Return how many first units fit. Counted apart they have about as many tokens as together; that is checked."""
-    sums = list(accumulate(count(unit) for unit in document.units))
-    units = sum(1 for total in sums if total <= room)
-    while units and count(document.first(units).text) > room:
+    begun = count(document.first(0).text)
+    sums = accumulate((count(unit) for unit in document.units), initial=begun)
+    units = sum(1 for total in sums if total <= room) - 1
+    while units > 0 and count(document.first(units).text) > room:
         units -= 1
-    return units
+    return max(0, units)

@@ -86,7 +86,8 @@ def rewrite(
     """Let the model rewrite a file; nothing is written. `max_new_tokens` None: as many as an edit may need."""
     fence = fence_for(source.text)
     begun = f"{fence}{LANGUAGES.get(source.path.suffix, source.path.suffix.lstrip('.'))}\n"
-    size = len(text_ids(engine.tokenizer, source.text))
+    tokens = text_ids(engine.tokenizer, source.text)
+    size = len(tokens)
     prompt_ids = _prompt_ids(engine, source, instruction, (begun, fence))
     if max_new_tokens is None:
         max_new_tokens = size + max(LEAST_GROWTH, size // GROWTH)
@@ -97,7 +98,7 @@ def rewrite(
                 "choose a model with a longer context"
             )
     params = replace(params, max_new_tokens=max_new_tokens)
-    seq = engine.open(prompt_ids, params, references=References(prediction=source.text))
+    seq = engine.open(prompt_ids, params, references=References(prediction=tokens))
     watcher = _Watcher(TextStream(engine.tokenizer, prompt_ids), begun, source.text, size)
     fill(engine, seq, watcher)
     output = engine.output(seq)

@@ -52,4 +52,5 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
     """Return a text's token ids; names of special tokens in it are characters like others."""
     if not text:
         return []
+    text = text.encode("utf-8", "replace").decode()  # half characters, as an odd shell may give them
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])

@@ -143,8 +143,9 @@ def _text(path: Path) -> str:
 
 def _first_lines(text: str, most: int, count: Count) -> str:
     """Return the first lines of a text that have at most `most` tokens."""
-    # No tokenizer of source code makes more than one token a byte; most make one of three.
-    text = text[: 16 * most]
+    # Tokens of source code have three or four characters on average: this is far more than fits.
+    if len(text) > 16 * most:
+        text = text[: text.rfind("\n", 0, 16 * most) + 1]
     while text and (size := count(text)) > most:
         shorter = text[: min(len(text) - 1, len(text) * most // size)]
         text = shorter[: shorter.rfind("\n") + 1]

@@ -58,8 +58,10 @@ def read_source(name: str) -> SourceFile:
         is_same = raw.encode(encoding) == data
     except (UnicodeError, LookupError):
         is_same = False
-    if not is_same:
-        raise GraftError(f"{name}: read as {encoding} it could not be written back as it is; convert it to UTF-8 first")
+    if not is_same or ("\r" in raw and "\n" not in raw):
+        raise GraftError(
+            f"{name}: read as {encoding} it could not be written back as it is; convert it to UTF-8 with LF or CRLF first"
+        )
     return SourceFile(name, path, raw.replace("\r\n", "\n"), raw, data, encoding)
 
 
@@ -83,7 +85,7 @@ def write_source(source: SourceFile, raw: str) -> None:
 
 def _replace(source: SourceFile, data: bytes) -> None:
     path, about = source.path, source.path.stat()
-    handle, part = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    handle, part = tempfile.mkstemp(prefix=".longgraft-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -1,17 +1,33 @@
-"""A model that writes what a test wants, through the engine's own sampler: whatever it would say, one token is left."""
+"""A model that writes what a test wants, through the engine's own sampler: whatever it would say, one token is left.
+
+And commands that start quickly.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from transformers import LogitsProcessor
 
+import longgraft.load
 from longgraft.engine import Engine
+from tests.engines import cost_of
+from tests.saved_model import calm
+
+_loaded = lru_cache(maxsize=8)(longgraft.load.load)
+
+
+@contextmanager
+def quickly() -> Iterator[None]:
+    """`calm`, each model read once, and no costs measured: every command of a test loads its model."""
+    with calm(), patch("longgraft.load.load", _loaded), patch("longgraft.engine.costs_of", lambda *_: cost_of()):
+        yield
 
 
 class Script(LogitsProcessor):
@@ -29,7 +45,7 @@ class Script(LogitsProcessor):
 
 @contextmanager
 def writing(answer: str, end: bool = True) -> Iterator[None]:
-    """Let every engine answer with this text; then `<|start|>` (0), which ends it, or the text's last token for ever."""
+    """Let every engine answer with this text; then `<|start|>` (0), which ends it, or its last token for ever."""
     true_open = Engine.open
 
     def opened(self: Engine, prompt_ids: list[int], params: Any, *more: Any, **options: Any) -> Any:

@@ -13,8 +13,8 @@ from longgraft.config import GraftError
 from longgraft.tools.asking import bring_back, lay_out, read
 from longgraft.tools.documents import read_documents
 from tests.index.corpus_cases import write
-from tests.saved_model import calm, invoke, save
-from tests.tools.scripted import writing
+from tests.saved_model import invoke, save
+from tests.tools.scripted import quickly, writing
 from tests.tools.test_quotes import OTHER, TEXT
 
 PARAMS = SamplingParams(max_new_tokens=16, seed=1, temperature=0.0)
@@ -35,7 +35,7 @@ def engine(folder: str) -> Engine:
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     write(tmp_path, {"log.txt": TEXT, "other.md": OTHER})
     monkeypatch.chdir(tmp_path)
-    with calm():
+    with quickly():
         yield
 
 

@@ -15,8 +15,8 @@ from longgraft.tools.completing import Budget, cursor_at, repository_corpus, req
 from longgraft.tree import Source
 from tests.index.corpus_cases import write
 from tests.models import tiny_model
-from tests.saved_model import byte_level, calm, cheap_rows, invoke, save
-from tests.tools.scripted import writing
+from tests.saved_model import byte_level, cheap_rows, invoke, save
+from tests.tools.scripted import quickly, writing
 from tests.tools.test_fim import QWEN
 
 PARAMS = SamplingParams(max_new_tokens=12, seed=1, temperature=0.0)
@@ -53,7 +53,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     files = {"app.py": APP, "lib/shapes.py": SHAPES, "deep/down/below/far.py": FAR, ".gitignore": "made.py\n"}
     root = write(tmp_path / "project", files | {"made.py": "made = 1\n"})
     monkeypatch.chdir(root)
-    with calm():
+    with quickly():
         os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
         yield root
 

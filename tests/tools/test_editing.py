@@ -12,8 +12,8 @@ from longgraft.tools.editing import rewrite
 from longgraft.tools.lines import lines_of
 from longgraft.tools.source_file import read_source
 from longgraft.tree import Source
-from tests.saved_model import calm, invoke, last_json, save
-from tests.tools.scripted import writing
+from tests.saved_model import invoke, last_json, save
+from tests.tools.scripted import quickly, writing
 from tests.tools.test_fences import FILE, MARKDOWN
 
 EDITED = FILE.replace('"two"', '"three"')
@@ -32,7 +32,7 @@ def engine(folder: str) -> Engine:
 
 @pytest.fixture(autouse=True)
 def calmly() -> Iterator[None]:
-    with calm():
+    with quickly():
         yield
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from longgraft.eval.tiny_pdf import pdf_of
 from tests.index.corpus_cases import write
-from tests.saved_model import calm, invoke, save
-from tests.tools.scripted import writing
+from tests.saved_model import invoke, save
+from tests.tools.scripted import quickly, writing
 from tests.tools.test_completing import APP, FAR, SHAPES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,7 +45,7 @@ def calmly(there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     pytest.importorskip("pypdf")
     pytest.importorskip("bs4")
     monkeypatch.chdir(there)
-    with calm():
+    with quickly():
         os.environ["XDG_CACHE_HOME"] = str(tmp_path)
         yield
 

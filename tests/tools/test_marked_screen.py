@@ -3,7 +3,6 @@
 import io
 import re
 
-
 import pytest
 
 from longgraft.tools.documents import Document

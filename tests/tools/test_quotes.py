@@ -30,7 +30,7 @@ def test_a_quotation_is_found_with_its_lines() -> None:
 
 
 def test_blanks_and_typographic_signs_make_no_difference() -> None:
-    document = Document("a.txt", ("She said: “don’t open the window\nbefore the ﬁrst of\n\nMay” – and left.\n",))
+    document = Document("a.txt", ("She said: “don’t open the window\nbefore the ﬁrst of\n\nMay” – and left.\n",))  # noqa: RUF001
     (quote,) = quotes('He wrote: "don\'t open the window before the first of May" - and left.', [document])
     assert quote.lines == (1, 4) and quote.begin == 8
 

@@ -85,7 +85,7 @@ def test_a_crash_while_writing_leaves_the_file(tmp_path: Path, monkeypatch: pyte
 def test_what_cannot_be_written_back_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "f.txt"
     path.write_bytes(b"\xff\xfea\0\x00\xd8")  # UTF-16 with half a pair
-    with pytest.raises(GraftError, match="could not be written back as it is; convert it to UTF-8"):
+    with pytest.raises(GraftError, match="could not be written back as it is; convert it"):
         read_source(str(path))
     path.write_bytes(b"\0\1")
     with pytest.raises(GraftError, match="binary; expected a text"):
@@ -122,3 +122,10 @@ def test_new_lines_end_as_those_before() -> None:
     assert with_line_ends("a\r\nb\n", "a\nnew\nb\nnew\n") == "a\r\nnew\r\nb\nnew\n"
     assert with_line_ends("a\r\nb\n", "new\nb") == "new\r\nb"
     assert with_line_ends("", "a\nb\n") == "a\nb\n"
+
+
+def test_carriage_returns_alone_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "f.txt"
+    path.write_bytes(b"one\rtwo\r")
+    with pytest.raises(GraftError, match="convert it to UTF-8 with LF or CRLF first"):
+        read_source(str(path))
