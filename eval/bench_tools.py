@@ -51,6 +51,10 @@ class Case(NamedTuple):
     arguments: list[str]
 
 
+class Refused(Exception):
+    """A command that could not be run with this model; the message is its own."""
+
+
 class Run(NamedTuple):
     """One process: its seconds, and what its last lines say."""
 
@@ -83,17 +87,22 @@ def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     for option in ("max_context", "cost_table"):
         common += [f"--{option.replace('_', '-')}", value] if (value := getattr(args, option)) else []
     environ = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for case in cases(args, folder):
         say(case.name)
-        runs: list[tuple[Run, Run]] = []
-        first = run([*case.arguments, *common], environ) if case.arguments[0] == "complete" else None
-        for _ in range(args.pairs):
-            plain = run([*case.arguments, *common, "--plain"], environ)
-            runs.append((plain, run([*case.arguments, *common], environ)))
-        rows.append(row(case.name, runs) | ({"first_process": first.seconds} if first else {}))
+        try:
+            rows.append(_measured_one(case, [*case.arguments, *common], args.pairs, environ))
+        except Refused as why:  # the other cases count all the same
+            rows.append({"case": case.name, "refused": str(why)})
         say(json.dumps(rows[-1]))
     return rows
+
+
+def _measured_one(case: Case, command: list[str], pairs: int, environ: dict[str, str]) -> dict[str, Any]:
+    """Return one row; before the pairs of `complete` the repository's corpus is built, in `first_process_s`."""
+    first = {"first_process_s": run(command, environ).seconds} if case.arguments[0] == "complete" else {}
+    runs = [(run([*command, "--plain"], environ), run(command, environ)) for _ in range(pairs)]
+    return row(case.name, runs) | first
 
 
 def cases(args: argparse.Namespace, folder: Path) -> Iterator[Case]:
@@ -171,7 +180,7 @@ def run(arguments: Sequence[str], environ: dict[str, str]) -> Run:
     seconds = time.perf_counter() - begin
     lines = done.stdout.splitlines()
     if not lines:
-        raise SystemExit(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
+        raise Refused(done.stderr.strip()[-500:])
     return Run(seconds, [json.loads(line) for line in lines])
 
 

@@ -94,8 +94,8 @@ def _cut(engine: Engine, documents: Sequence[Document], room: int, new: int) -> 
 
     kept, words = fitting(documents, room, count)
     return kept, (
-        f"the documents have {sum(count(one.text) for one in documents)} tokens, room is for {max(0, room)} (the context "
-        f"of {engine.max_context} less the question and {new} new tokens): that holds {words}"
+        f"the documents have {sum(count(one.text) for one in documents)} tokens, room is for {max(0, room)} (the "
+        f"context of {engine.max_context} less a question and {new} new tokens): that holds {words}"
     )
 
 

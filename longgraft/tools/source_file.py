@@ -60,7 +60,7 @@ def read_source(name: str) -> SourceFile:
         is_same = False
     if not is_same or ("\r" in raw and "\n" not in raw):
         raise GraftError(
-            f"{name}: read as {encoding} it could not be written back as it is; convert it to UTF-8 with LF or CRLF first"
+            f"{name}: read as {encoding} it could not be written back as it is; convert it to UTF-8 with LF first"
         )
     return SourceFile(name, path, raw.replace("\r\n", "\n"), raw, data, encoding)
 

@@ -19,7 +19,9 @@ def test_the_texts_are_long_enough() -> None:
 
 
 def test_bodies_are_taken_out(tmp_path: Path) -> None:
-    write(tmp_path, {f"a{i}.py": f"# {i}\n" * 80 + FUNCTION * 3 for i in range(9)} | {"short.py": FUNCTION, "x.py": "("})
+    write(
+        tmp_path, {f"a{i}.py": f"# {i}\n" * 80 + FUNCTION * 3 for i in range(9)} | {"short.py": FUNCTION, "x.py": "("}
+    )
     places = holes(tmp_path)
     assert [file for file, _ in places] == ["a1.py", "a4.py", "a7.py"]
     for file, line in places:

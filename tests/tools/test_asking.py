@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_said_before_anything_is_read(engine: Engine, folde
     result = invoke("ask", "-m", folder, "log.txt", "long.txt", "Who?", "--fit", "-n", "4", "--json")
     assert result.exit_code == 0 and "the rest is left out" in result.stderr
     prompt = json.loads(result.stdout)["prompt_tokens"]
-    assert 2048 - 4 - 60 < prompt <= 2048 - 4
+    assert 2048 - 4 - 260 - 60 < prompt <= 2048 - 4 - 200
     tight = invoke("ask", "-m", folder, "log.txt", "Who?", "--fit", "--max-context", "150", "-n", "10")
     assert tight.exit_code == 2 and "that holds nothing" in tight.stderr
 

@@ -136,7 +136,7 @@ def test_mistakes_are_named(folder: str, path: Path, engine: Engine) -> None:
     path.write_text(FILE * 12)
     with pytest.raises(GraftError, match=r"whole in prompt and answer it needs about \d+; the model takes 2048"):
         rewrite(engine, read_source(str(path)), ASK, SamplingParams())
-    small = Engine(engine.target.model, engine.tokenizer, EngineConfig(max_context=450), cost=engine.cost)
+    small = Engine(engine.target.model, engine.tokenizer, EngineConfig(max_context=250), cost=engine.cost)
     path.write_text(FILE)
-    with writing(EDITED), pytest.raises(GraftError, match="the model takes 450"):
+    with writing(EDITED), pytest.raises(GraftError, match="the model takes 250"):
         rewrite(small, read_source(str(path)), ASK, SamplingParams())

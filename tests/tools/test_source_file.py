@@ -127,5 +127,5 @@ def test_new_lines_end_as_those_before() -> None:
 def test_carriage_returns_alone_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "f.txt"
     path.write_bytes(b"one\rtwo\r")
-    with pytest.raises(GraftError, match="convert it to UTF-8 with LF or CRLF first"):
+    with pytest.raises(GraftError, match="convert it to UTF-8 with LF first"):
         read_source(str(path))
