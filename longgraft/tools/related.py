@@ -96,11 +96,15 @@ def ranked(path: str, text: str, files: Sequence[str]) -> list[str]:
 
 
 def _place(path: PurePosixPath, order: dict[tuple[str, ...], int]) -> int | None:
-    """Return which import, by number, a file answers: the whole name, or all of it but the first parts of the path."""
+    """Return which import, by number, a file answers; None if none.
+
+    Its path ends with the whole name, or, in a repository that lies within a package, the name with the whole path.
+    """
     parts = (*path.parts[:-1], path.stem)
     if path.stem in FOLDER_FILES and len(parts) > 1:
         parts = parts[:-1]
     places = [order[parts[i:]] for i in range(len(parts)) if parts[i:] in order]
+    places += [place for name, place in order.items() if name[-len(parts) :] == parts]
     return min(places, default=None)
 
 

@@ -50,6 +50,12 @@ def test_imports_come_first_then_names_then_neighbours() -> None:
     assert ranked("pkg/near.py", text, FILES[::-1]) == ranked("pkg/near.py", text, FILES)
 
 
+def test_a_repository_may_be_a_package_itself() -> None:
+    text = "from whole.deep.inner import x\nimport whole.core\n"
+    files = ["above/deep/inner.py", "core.py", "deep/inner.py", "off/core.py"]
+    assert ranked("a.py", text, files) == ["deep/inner.py", "core.py", "off/core.py", "above/deep/inner.py"]
+
+
 def test_ignored_files_are_not_there(tmp_path: Path) -> None:
     pytest.importorskip("pathspec")
     files = {"a.py": "", "b/c.py": "", "b/made.py": "", ".gitignore": "made.py\n/build/\n", "build/x.py": ""}
