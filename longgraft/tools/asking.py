@@ -141,7 +141,7 @@ def answer(desk: Desk, question: str, out: TextIO, marks: Marks) -> Answer:
             "more briefly"
         )
     seq = engine.open(prompt_ids, desk.params)
-    screen = MarkedScreen(out, engine.tokenizer, prompt_ids, seq.sampler.params.stop, desk.source, marks)
+    screen = MarkedScreen(out, engine.tokenizer, prompt_ids, seq.sampler.params.stop, source=desk.source, marks=marks)
     fill(engine, seq, screen)
     return Answer(question, engine.output(seq), tuple(screen.quotes))
 

@@ -38,7 +38,7 @@ class MarkedScreen:
     """Writes one answer; `quotes` are the quotations found so far."""
 
     def __init__(
-        self, out: TextIO, tokenizer: Any, prompt_ids: Seq[int], stop: Seq[str], source: Quotable, marks: Marks
+        self, out: TextIO, tokenizer: Any, prompt_ids: Seq[int], stop: Seq[str], *, source: Quotable, marks: Marks
     ) -> None:
         self.quotes: list[Quote] = []
         self._out, self._marks = out, marks

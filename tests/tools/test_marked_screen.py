@@ -18,7 +18,7 @@ ANSWER = f"Yes: the height of the waves and each ship that passed. Café — {OT
 
 def shown(answer: str, size: int, marks: Marks) -> str:
     out = io.StringIO()
-    screen = MarkedScreen(out, TOKENIZER, [], (), SOURCE, marks)
+    screen = MarkedScreen(out, TOKENIZER, [], (), source=SOURCE, marks=marks)
     ids = TOKENIZER(answer)["input_ids"]
     for group in (ids[i : i + size] for i in range(0, len(ids), size)):
         screen.push(group, [0] * len(group))
@@ -50,7 +50,7 @@ def test_without_marks_it_is_the_text(answer: str, size: int) -> None:
 
 def test_text_is_not_held_back_for_long() -> None:
     out = io.StringIO()
-    screen = MarkedScreen(out, TOKENIZER, [], (), SOURCE, BRACKETS)
+    screen = MarkedScreen(out, TOKENIZER, [], (), source=SOURCE, marks=BRACKETS)
     pending = []
     written = ""
     for token in TOKENIZER(ANSWER)["input_ids"]:
