@@ -10,11 +10,11 @@ from longgraft.stats import Stats
 from longgraft.trace import Trace
 from longgraft.tree import Source, TreeBuilder
 
-R, P, H, S, D, V, C, X, F = (
+R, P, H, S, D, V, C, X, F, G = (
     int(source)
     for source in (
         Source.ROOT, Source.PROMPT, Source.HISTORY, Source.SUCCESSOR, Source.DRAFT,
-        Source.DENSE, Source.CORPUS, Source.PREDICTION, Source.DOCUMENT,
+        Source.DENSE, Source.CORPUS, Source.PREDICTION, Source.DOCUMENT, Source.GRAMMAR,
     )
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from longgraft.config import GraftError
 from longgraft.report.checks import check_report
 from longgraft.report.page import marked, report_html, write_report
 from tests import small_tokenizers as small
-from tests.report.outputs import C, D, F, H, P, R, S, V, X, made
+from tests.report.outputs import C, D, F, G, H, P, R, S, V, X, made
 from tests.report.page_reader import Page
 
 TOKENIZER = small.byte_level()
@@ -79,10 +79,10 @@ def test_classes_say_source_run_and_emptiness() -> None:
 
 
 def test_every_source_has_its_own_letter() -> None:
-    sources = [P, H, S, D, V, C, X, F, R]
-    output = made(ids("zzzzzzzzz"), sources, "zzzzzzzzz")
-    assert [marks for marks, _ in marked(output, TOKENIZER, [])] == [*(f"{x} b" for x in "PHSDVCXF"), ""]
-    assert set(page(output).data["called"]) == set("-PHSDVCXF")
+    sources = [P, H, S, D, V, C, X, F, G, R]
+    output = made(ids("z" * 10), sources, "z" * 10)
+    assert [marks for marks, _ in marked(output, TOKENIZER, [])] == [*(f"{x} b" for x in "PHSDVCXFG"), ""]
+    assert set(page(output).data["called"]) == set("-PHSDVCXFG")
 
 
 @pytest.mark.parametrize("end", range(4))
