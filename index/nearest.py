@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from longgraft.config import GraftError
+from longgraft.index.device_keys import TorchShortlist
 
 FloatArray = npt.NDArray[np.float32]
 RowArray = npt.NDArray[np.int64]
-BACKENDS = ("auto", "numpy", "faiss", "faiss-gpu")
+BACKENDS = ("auto", "numpy", "faiss", "faiss-gpu", "torch")  # the last also with a device: torch:cuda
 EXACT_BELOW = 262_144  # exact search of 64 dimensions costs 2-3 ms at 128K keys on one busy core; lists win beyond
 CAPACITY = 1 << 20  # keys: 268 MB of 64 dimensions when full
 NUM_LISTS = 256  # with NUM_PROBES 8: about 3 % of the keys are read
@@ -44,8 +45,9 @@ class NearestRows:
     """Unit vectors `[n, dim]` in order of arrival; the `k` with the largest inner products with a query.
 
     `backend`: "faiss" (exact by brute force below `exact_below` rows, inverted lists above), "numpy" (always exact,
-    cost linear in n), "faiss-gpu" (exact, 16-bit keys on the device make the shortlist), "auto" (faiss if installed,
-    never the GPU). Lists are trained inside the `extend` that reaches `exact_below`, which blocks for a second or
+    cost linear in n), "faiss-gpu" (exact, 16-bit keys on the device make the shortlist), "torch" or "torch:DEVICE"
+    (exact, all keys in torch's memory there, no other package), "auto" (faiss if installed, never a GPU). Lists are
+    trained inside the `extend` that reaches `exact_below`, which blocks for a second or
     two; until then, and for the newest rows always, search is exact.
     """
 
@@ -54,9 +56,10 @@ class NearestRows:
     ) -> None:
         if dim < 1:
             raise GraftError(f"dense keys of {dim} dimensions: expected 1 or more")
-        if backend not in BACKENDS:
+        kind, _, device = backend.partition(":")
+        if kind not in BACKENDS or (device and kind != "torch"):
             raise GraftError(f"dense store backend {backend!r}: expected one of {', '.join(BACKENDS)}")
-        faiss = None if backend == "numpy" else faiss_module()
+        faiss = None if kind in ("numpy", "torch") else faiss_module()
         if faiss is None and backend.startswith("faiss"):
             raise GraftError(f"dense store backend {backend!r}: faiss is not installed; install {_package(backend)}")
         if backend == "faiss-gpu" and not getattr(faiss, "get_num_gpus", lambda: 0)():
@@ -69,7 +72,11 @@ class NearestRows:
         self.capacity = capacity
         self._n = self._peak = 0
         self._rows = self._room()
-        self._mirror: _Lists | _Device | None = _Device(faiss, dim) if backend == "faiss-gpu" else None
+        self._mirror: _Mirror | None = None
+        if backend == "faiss-gpu":
+            self._mirror = _Device(faiss, dim)
+        elif kind == "torch":
+            self._mirror = TorchShortlist(dim, capacity, device or "cpu")
 
     def __len__(self) -> int:
         return self._n
@@ -143,16 +150,19 @@ class NearestRows:
             return self._exact(query, k, 0, limit)
         return rows[:k], scores[:k]
 
-    def _mirrored(self, mirror: _Lists | _Device, query: FloatArray, k: int, limit: int) -> tuple[RowArray, FloatArray]:
+    def _mirrored(self, mirror: _Mirror, query: FloatArray, k: int, limit: int) -> tuple[RowArray, FloatArray]:
         found = mirror.search(query, k + SLACK + max(mirror.covered - limit, 0))
         tail, _ = self._exact(query, k, min(mirror.covered, limit), limit)
         found = found[(found >= 0) & (found < min(limit, mirror.covered))]
-        if isinstance(mirror, _Device) and not mirror.is_checked and mirror.covered:
-            best, _ = self._exact(query, 1, 0, min(mirror.covered, limit))
-            if not np.isin(best, found).all():
-                raise GraftError("dense store on 'faiss-gpu': the GPU missed the nearest key; use backend 'faiss'")
+        if not isinstance(mirror, _Lists) and not mirror.is_checked and mirror.covered:
+            _, best = self._exact(query, 1, 0, min(mirror.covered, limit))
+            _, reached = self._ordered(found, query)
+            if len(best) and not reached[:1] >= best - ROUNDING:
+                raise GraftError("dense store: the GPU missed the nearest key; use backend 'faiss' or 'numpy'")
             mirror.is_checked = True
         rows, scores = self._ordered(np.concatenate([found, tail]), query)
+        if mirror.is_precise and len(rows) < limit and scores[k - 1] - scores[-1] < ROUNDING:
+            return self._exact(query, k, 0, limit)  # more equals than were fetched: let all of them compete
         return rows[:k], scores[:k]
 
     def _exact(self, query: FloatArray, k: int, start: int, limit: int) -> tuple[RowArray, FloatArray]:
@@ -186,6 +196,8 @@ class NearestRows:
 
 class _Lists:
     """Inverted lists of 16-bit keys over the first `covered` rows."""
+
+    is_precise = False
 
     def __init__(self, faiss: Any, matrix: FloatArray) -> None:
         dim, self.trained_on = matrix.shape[1], len(matrix)
@@ -223,6 +235,8 @@ class _Lists:
 class _Device:
     """All rows in 16 bits on the first GPU, added by blocks (one add there moves the whole index)."""
 
+    is_precise = False
+
     def __init__(self, faiss: Any, dim: int) -> None:
         self._resources = faiss.StandardGpuResources()
         config = faiss.GpuIndexFlatConfig()
@@ -250,6 +264,9 @@ class _Device:
         if self.covered == 0:
             return np.zeros(0, np.int64)
         return np.asarray(self._index.search(query[None], min(k, self.covered, 2048))[1][0], np.int64)
+
+
+_Mirror = _Lists | _Device | TorchShortlist
 
 
 def _package(backend: str) -> str:

@@ -17,7 +17,7 @@ from longgraft.index.projection import Projection
 from tests.index.texts import QUICK
 
 HIDDEN = 24
-BACKENDS = ["numpy"] if faiss_module() is None else ["numpy", "faiss"]
+BACKENDS = ["numpy", "torch"] if faiss_module() is None else ["numpy", "torch", "faiss"]
 backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
