@@ -69,6 +69,11 @@ class ContextIndex:
         """Tokens that count as prompt: what `begin` said, else all before the first that was learnt from."""
         return len(self) if self._prompt_len is None else self._prompt_len
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the sequence itself is all there is to copy from."""
+        return not self._pieces and self.feed is None
+
     def begin(self, prompt_len: int | None = None) -> None:
         """Mark where the prompt ends (default: here); later tokens are history."""
         self._prompt_len = len(self) if prompt_len is None else prompt_len

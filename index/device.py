@@ -166,7 +166,7 @@ class DeviceAutomaton:
 
         A token id outside the vocabulary is found by the kernel; a later call raises its `GraftError`.
         """
-        self._recover()
+        self.recover()
         ids = self._ids(token_ids, "token_ids")
         if count is not None and (count.numel() != 1 or count.device != self.device):
             raise GraftError(f"count has shape {tuple(count.shape)} on {count.device}: expected [1] on {self.device}")
@@ -183,15 +183,14 @@ class DeviceAutomaton:
     ) -> DeviceNodes:
         """Queue a draft of at most `budget` nodes after the text and `path` [n]; does not wait.
 
-        `successors`: int32 table [vocabulary, k] on the device. No nodes after a path that holds anything but
-        token ids. While a fault is unknown to the host there are
-        no nodes.
+        `successors`: int32 table [vocabulary, k] on the device. No nodes after a path that holds anything but token
+        ids, nor while a fault is unknown to the host.
         """
         if not 0 < budget <= self.max_budget:
             raise GraftError(f"budget is {budget}: expected 1 to {self.max_budget}, the max_budget of the upload")
         if not 0 < threshold < 1:
             raise GraftError(f"threshold is {threshold}: expected between 0 and 1")
-        self._recover()
+        self.recover()
         ids = None if path is None else self._ids(path, "path")
         self._run((None, None, 0, 0), ids, budget, threshold, successors)
         tokens, parents, match_lens, origins, cells = self._nodes[:, :budget]
@@ -229,10 +228,11 @@ class DeviceAutomaton:
             self._control.data_ptr(), at[0], at[1], n, learns, at[2], path_len, budget, threshold, at[3], *shape
         )
 
-    def _recover(self) -> None:
-        """Act on a fault if its copy has arrived: build anew with more room, or raise."""
-        if int(self._fault):
+    def recover(self) -> bool:
+        """Act on a fault whose copy has arrived: build anew with more room (True) or raise. Replays must ask before."""
+        if found := bool(int(self._fault)):
             self.upload(self.to_host(), 2 * self._room)
+        return found
 
     def to_host(self) -> SuffixAutomaton:
         """Return a host automaton with this text and learning; waits for the device. Raises on faults but lack of room.

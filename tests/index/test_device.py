@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,31 +14,22 @@ from hypothesis import strategies as st
 
 from longgraft.config import GraftError
 from longgraft.index import device as device_module
-from longgraft.index import nvrtc
+from longgraft.index import host_kernel, nvrtc
 from longgraft.index.device import DeviceAutomaton, checked_launch, differs
 from longgraft.index.suffix_automaton import SuffixAutomaton
 from tests.index.texts import TEXTS, both, noisy_copy, successor_rows, texts
 
 pytestmark = both
-CSRC = Path(device_module.__file__).parent / "csrc"
 FEW = settings(deadline=None, max_examples=25, derandomize=True)
 Make = Callable[..., DeviceAutomaton]
 
 
 @pytest.fixture(scope="session")
 def host_launch(tmp_path_factory: pytest.TempPathFactory) -> nvrtc.Launch:
-    """The kernel's own source compiled as C++: `__global__` means nothing, a launch is a call."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
+    """The kernel's own source compiled as C++."""
+    if not any(map(shutil.which, host_kernel.COMPILERS)):
         pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("device")
-    source, library = folder / "device.cpp", folder / "device.so"
-    source.write_text("#define __global__\n" + nvrtc.kernel_source())
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", f"-I{CSRC}", "-Wno-unknown-pragmas"]
-    subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
-    kernel = getattr(ctypes.CDLL(str(library)), nvrtc.KERNEL)
-    kernel.argtypes, kernel.restype = nvrtc.SIGNATURE, None
-    return lambda *values: kernel(*values)
+    return host_kernel.host_launch(tmp_path_factory.mktemp("device"))
 
 
 @pytest.fixture(
