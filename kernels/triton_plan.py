@@ -58,6 +58,24 @@ def make_plan(inputs: TreeInput) -> Plan:
     )
 
 
+def bounded_plan(inputs: TreeInput, rows: Tensor, length: Tensor, step: int) -> Plan:
+    """Make the plan of a call whose prefix `rows [C]` lie in the one run of `inputs`; the first `length [1]` count.
+
+    `step`: so many of `rows`, from each multiple of it on, are neighbours; at most `PIECE_KEYS`. Nothing waits.
+    """
+    keys, values = inputs.prefix[0]
+    starts = rows[::step]
+    first = torch.arange(len(starts), device=rows.device) * step
+    there = (length - first).clamp_(0, step)
+    table = torch.stack([starts * keys.stride(0), starts * values.stride(0), first, there], dim=1)
+    assert inputs.mask is not None and isinstance(inputs.positions, Tensor)
+    # A run may begin at any row of the pool.
+    align = gcd(16, keys.stride(0), values.stride(0))
+    blocks = len(starts) * (PIECE_KEYS // block_keys(inputs))
+    positions = None if inputs.spec.window is None else inputs.positions.to(torch.int32)
+    return Plan(table, align, blocks, ancestor_words(inputs.mask), positions, ("bounded plan",))
+
+
 def uniform(prefix: Sequence[Run]) -> list[Run]:
     """Return the runs that are not empty in one layout: as they are if all have the same strides, else copied."""
     prefix = [run for run in prefix if run[0].shape[0]]
@@ -92,7 +110,8 @@ def ancestor_words(mask: Tensor) -> Tensor:
     rows = mask.shape[0]
     padded = mask.new_zeros(rows, blocks_in(rows, 32) * 32)
     padded[:, :rows] = mask
-    bits = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
+    eight = torch.arange(8, dtype=torch.uint8, device=mask.device)  # made there: no copy from the host to wait for
+    bits = torch.ones_like(eight) << eight
     return (padded.unflatten(1, (-1, 8)) * bits).sum(dim=-1, dtype=torch.uint8).view(torch.int32)
 
 

@@ -53,12 +53,37 @@ class Part:
     earlier: int = 0
     memo: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
+    def attend(self, layer: int, rows: tuple[Tensor, ...], spec: AttentionSpec, backend: str) -> Tensor:
+        """Store K/V of the new rows and attend them: queries, keys and values -> [rows, Hq, Dv]."""
+        q, k, v = rows
+        self.cache.write(layer, k, v, self.earlier)
+        prefix = self.cache.runs(layer)
+        if self.earlier:
+            q, k, v = _behind_earlier(self, layer, q)
+        seen = tree_attention(q, prefix, k, v, spec, self.mask, self.positions, backend, self.memo)
+        return seen[self.earlier :] if self.earlier else seen
+
+
+class AnyPart(Protocol):
+    """The rows of one sequence in a flat batch, however they are stored: rows [begin, end)."""
+
+    @property
+    def begin(self) -> int:
+        """First row."""
+
+    @property
+    def end(self) -> int:
+        """First row behind."""
+
+    def attend(self, layer: int, rows: tuple[Tensor, ...], spec: AttentionSpec, backend: str) -> Tensor:
+        """Store K/V of the new rows and attend them: queries, keys and values -> [rows, Hq, Dv]."""
+
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
     """All parts of one forward; rows of no part (padding) attend to themselves alone."""
 
-    parts: Sequence[Part]
+    parts: Sequence[AnyPart]
     backend: str
 
 
@@ -150,24 +175,13 @@ def attend(
     spec = AttentionSpec(scale, options.get("sliding_window"), softcap, sinks)
     rows = tuple(x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     if len(batch.parts) == 1 and batch.parts[0].end - batch.parts[0].begin == query.shape[2]:
-        return _attend_part(module.layer_idx, batch.parts[0], rows, spec, batch.backend).unsqueeze(0), None
+        return batch.parts[0].attend(module.layer_idx, rows, spec, batch.backend).unsqueeze(0), None
     # A padding row would see only itself: its output is its own value. It is dropped later anyway.
     out = rows[2].repeat_interleave(rows[0].shape[1] // rows[1].shape[1], dim=1)
     for part in batch.parts:
         own = tuple(x[part.begin : part.end] for x in rows)
-        out[part.begin : part.end] = _attend_part(module.layer_idx, part, own, spec, batch.backend)
+        out[part.begin : part.end] = part.attend(module.layer_idx, own, spec, batch.backend)
     return out.unsqueeze(0), None
-
-
-def _attend_part(layer: int, part: Part, rows: tuple[Tensor, ...], spec: AttentionSpec, backend: str) -> Tensor:
-    """Store K/V of a part's new rows and attend them: queries, keys and values -> [rows, Hq, Dv]."""
-    q, k, v = rows
-    part.cache.write(layer, k, v, part.earlier)
-    prefix = part.cache.runs(layer)
-    if part.earlier:
-        q, k, v = _behind_earlier(part, layer, q)
-    seen = tree_attention(q, prefix, k, v, spec, part.mask, part.positions, backend, part.memo)
-    return seen[part.earlier :] if part.earlier else seen
 
 
 def _behind_earlier(part: Part, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -215,6 +215,10 @@ class SequenceCache:
                 yield low, high
             done += stop - start
 
+    def pool_rows(self) -> Tensor:
+        """Return the pool row of every row, reserved ones and what is left of the last chunk included. [n] int64"""
+        return torch.cat([torch.arange(0), *(torch.arange(start, stop) for start, stop in self._joined)])
+
     def check_integrity(self) -> str:
         """Return what is wrong with this sequence, or an empty string."""
         size = self.pool.chunk_rows

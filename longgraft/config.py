@@ -105,6 +105,9 @@ class SamplingParams:
 POLICIES = ("plain", "dense", "pruned", "paper", "retrieval", "adaptive")
 
 
+ROUNDS = ("plain", "device", "graphs")
+
+
 def check_policy(name: Any) -> None:
     """Raise `GraftError` for anything but the name of a policy."""
     _check(name in POLICIES, f"policy is {name!r}: expected one of {', '.join(POLICIES)}")
@@ -130,6 +133,8 @@ class EngineConfig:
     has no room for is kept until the process ends, at most `prefix_spill_bytes` (None: nowhere).
     `cost_table`: JSON file with frozen round costs (None = measure). `backend`: attention backend, `auto`,
     `native`, `cpu` or `reference`; on CUDA `triton` or `flash`, which have never run on a GPU and check themselves.
+    `round`: `plain`, or `device`: rounds of a request that decodes alone stay on the device, and `graphs`: as CUDA
+    graphs (neither has run on a GPU).
     """
 
     max_nodes: int = 60
@@ -148,6 +153,7 @@ class EngineConfig:
     prefix_spill_bytes: int = 8 << 30
     cost_table: str | None = None
     backend: str = "auto"
+    round: str = "plain"
 
     def __post_init__(self) -> None:
         for name in ("max_nodes", "prefill_rows", "round_rows", "max_batch", "history_tokens", "prefix_spill_bytes"):
@@ -158,6 +164,7 @@ class EngineConfig:
             _whole(name, getattr(self, name), optional=True)
         _check(0 <= self.max_nodes <= 1023, f"max_nodes is {self.max_nodes}: expected 0 to 1023")
         check_policy(self.policy)
+        _check(self.round in ROUNDS, f"round is {self.round!r}: expected one of {', '.join(ROUNDS)}")
         for name in ("prefill_rows", "round_rows", "max_batch"):
             _check(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: expected 1 or more")
         _check(

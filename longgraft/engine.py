@@ -18,6 +18,7 @@ from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.check import costs_of, probe_exact, self_check
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
 from longgraft.cost import CostTable
+from longgraft.device_rounds import require_round
 from longgraft.draft.base import Drafter, NullDrafter, freeze_costs
 from longgraft.features import Features
 from longgraft.matcher import Grammars
@@ -63,6 +64,7 @@ class Engine:
         self.config = config or EngineConfig()
         self.tokenizer = tokenizer
         self.target = Target(model, self.config.backend, self.config.exact)
+        require_round(self.config.round, self.target)
         self.drafter = drafter or NullDrafter()
         self.grammars = Grammars(tokenizer, self.target.vocab_size)
         self.retrieval = Retrieval(tokenizer, self.target.vocab_size, self.config, index)

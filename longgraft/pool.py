@@ -176,9 +176,12 @@ class ChunkPool:
         for group in self._groups:
             group[:, start : start + rows] = group[:, source[0] : source[1]]
 
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy pool rows `sources` to rows `targets` in all layers; all are read before any is written."""
-        read, write = (torch.tensor(rows, device=self.device) for rows in (sources, targets))
+    def move_rows(self, sources: Sequence[int] | Tensor, targets: Sequence[int] | Tensor) -> None:
+        """Copy pool rows `sources` to rows `targets` in all layers; all are read before any is written.
+
+        Row numbers that are tensors on the pool's device are not waited for.
+        """
+        read, write = (torch.as_tensor(rows, device=self.device) for rows in (sources, targets))
         for group in self._groups:
             group.index_copy_(1, write, group.index_select(1, read))
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from longgraft.admission import chunks_missing, chunks_to_grow
+from longgraft.device_rounds import DeviceRounds
 from longgraft.prefill import PromptReader
 from longgraft.request import OnTokens, Request
 from longgraft.rounds import LEAST_SHARE, Portion, Rounds
@@ -40,7 +41,7 @@ class Scheduler:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.config, self.pool = engine, engine.config, engine.pool
         self.reader = PromptReader(engine)
-        self.rounds = Rounds(engine, self.reader)
+        self.rounds = (Rounds if engine.config.round == "plain" else DeviceRounds)(engine, self.reader)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self._ended: list[Request] = []

@@ -21,7 +21,7 @@ from longgraft.sampler import Sampler
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
 from longgraft.trace import Trace
-from longgraft.tree import Acceptance, Continuation, Source, TreeBuilder, Verification
+from longgraft.tree import Acceptance, Continuation, Source, TokenTree, TreeBuilder, Verification
 
 # Rows of the successor table refreshed after a round: the visited nodes and the likeliest others. Every row
 # costs a top-k over the whole vocabulary, and rows beyond a few add little (the paper refreshes all).
@@ -134,14 +134,17 @@ class Sequence:
             self._observe(result, path)
             self.index.extend(np.asarray(token_ids, np.int32), learn=True)
             self.num_indexed += len(token_ids)
-        self.token_ids.extend(token_ids)
-        proposed = accepted.path[1 : len(token_ids) + 1]
-        drawn = len(token_ids) - len(proposed)
-        self.sources += [int(result.tree.sources[node]) for node in proposed] + [int(Source.ROOT)] * drawn
-        self.origins += [(int(d), int(o)) for d, o in result.tree.origins[proposed]] + [(-1, -1)] * drawn
         self.logprobs += accepted.logprobs[: len(token_ids)]
-        self.stats.record(result.tree, proposed, len(token_ids))
-        self.promised = FORGET * self.promised + float(np.exp(result.tree.scores[1:]).sum())
+        self.record(token_ids, result.tree, accepted.path[1 : len(token_ids) + 1])
+
+    def record(self, token_ids: list[int], tree: TokenTree, proposed: list[int]) -> None:
+        """Commit `token_ids` as text alone: where they came from, of which the first were the nodes `proposed`."""
+        self.token_ids.extend(token_ids)
+        drawn = len(token_ids) - len(proposed)
+        self.sources += [int(tree.sources[node]) for node in proposed] + [int(Source.ROOT)] * drawn
+        self.origins += [(int(d), int(o)) for d, o in tree.origins[proposed]] + [(-1, -1)] * drawn
+        self.stats.record(tree, proposed, len(token_ids))
+        self.promised = FORGET * self.promised + float(np.exp(tree.scores[1:]).sum())
         self.kept = FORGET * self.kept + len(proposed)
 
     def _observe(self, result: Verification, path: list[int]) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from longgraft.attention import FlatBatch, Part, borrowed
+from longgraft.attention import AnyPart, FlatBatch, Part, borrowed
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
 from longgraft.config import GraftError
 from longgraft.features import Features
@@ -115,6 +115,11 @@ class Target:
         sizes = [len(segment.token_ids) * segment.wants_logits for segment in segments]
         return list(logits.split(sizes))
 
+    def forward_on_device(self, token_ids: Tensor, positions: Tensor, part: AnyPart) -> Tensor:
+        """Run one flat forward whose rows `[N]`, all of one part, are tensors; return logits `[N, V]`."""
+        every = torch.arange(len(token_ids), device=token_ids.device)
+        return self._call(token_ids, positions, every, FlatBatch([part], self.backend))
+
     def prefill(self, cache: SequenceCache, token_ids: IntArray, rows: int, **options: Any) -> None:
         """Compute K/V of `token_ids` behind the cache's prefix, `rows` at a time on one grid from position 0.
 
@@ -141,7 +146,7 @@ class Target:
             begin = end
         return parts
 
-    def _call(self, token_ids: IntArray, positions: IntArray, wanted: Any, batch: FlatBatch) -> Tensor:
+    def _call(self, token_ids: Any, positions: Any, wanted: Any, batch: FlatBatch) -> Tensor:
         with torch.no_grad():
             output = self.model(
                 input_ids=torch.as_tensor(token_ids, dtype=torch.long, device=self.device).unsqueeze(0),
