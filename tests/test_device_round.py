@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,19 @@ def test_tokens_are_those_of_plain_rounds_everywhere(arch: str, setting: str) ->
     for length in (1, 2, 255, 256, 257, 300):
         plain, device = both(arch, setting, length)
         assert device.token_ids == plain.token_ids
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None or torch.cuda.is_available(), reason="needs triton's interpreter")
+def test_a_device_round_on_the_triton_backend() -> None:
+    model = model_of("gemma3", torch.float32)
+    prompt, params = prompt_of(120, arch="gemma3"), SamplingParams(max_new_tokens=8, temperature=0.0)
+    plain, device = (
+        engine_for("gemma3", model=model, backend="triton", round=name, max_nodes=7).generate(prompt, params)
+        for name in ("plain", "device")
+    )
+    assert device.token_ids == plain.token_ids
 
 
 @needs_compiler
