@@ -27,6 +27,9 @@ class Replay:
     def run(self, rows: int, bound: int) -> Tensor:
         """Queue a round (see `DeviceRound.run`); its packed report is overwritten by the next one of these sizes."""
         one, sizes = self.round, (rows, bound)
+        is_recording = self.records and sizes in self._seen and sizes not in self._graphs
+        if is_recording:  # so that no fault arrives while the index's calls are being recorded
+            torch.cuda.synchronize(one.device)
         if one.index is not None and one.index.recover():
             self._graphs.clear()
             self._seen.clear()

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longgraft.config import GraftError
+from longgraft.config import EngineConfig, GraftError
 from longgraft.cost import ROW_BUCKETS
 from longgraft.device_draw import why_not
 from longgraft.device_graph import Replay
@@ -73,7 +73,7 @@ class DeviceRounds(Rounds):
         seq, target = request.seq, self.target
         if request in self._on_host:
             return "its sampler has something to say"
-        if seq.policy.drafts or seq.policy.observed > ROW_BUCKETS[-1] or self.features is not None:
+        if seq.policy.drafts or self.features is not None:
             return "a drafter works on the host"
         if target.long_rope_from is not None:
             return "the RoPE regime is chosen by looking at the positions"
@@ -221,7 +221,10 @@ def _host_launch() -> Any:
         return host_launch(folder)
 
 
-def require_round(name: str, target: Any) -> None:
-    """Raise `GraftError` where rounds of this name cannot run at all."""
+def require_round(config: EngineConfig, target: Any) -> None:
+    """Raise `GraftError` where rounds of the name that a config asks for cannot run at all."""
+    name = config.round
+    if config.exact and name != "plain":
+        raise GraftError(f"round is {name!r}: exact mode needs 'plain', whose rows do not depend on one another")
     if name == "graphs" and target.device.type != "cuda":
         raise GraftError(f"round is 'graphs': CUDA graphs need a CUDA device, this model is on {target.device}")

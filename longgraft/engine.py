@@ -64,7 +64,7 @@ class Engine:
         self.config = config or EngineConfig()
         self.tokenizer = tokenizer
         self.target = Target(model, self.config.backend, self.config.exact)
-        require_round(self.config.round, self.target)
+        require_round(self.config, self.target)
         self.drafter = drafter or NullDrafter()
         self.grammars = Grammars(tokenizer, self.target.vocab_size)
         self.retrieval = Retrieval(tokenizer, self.target.vocab_size, self.config, index)

@@ -15,7 +15,7 @@ from torch import Tensor
 from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
 from longgraft.device_graph import Replay
 from longgraft.device_round import DeviceRound, Report
-from longgraft.device_rounds import AHEAD, DeviceRounds, Visit
+from longgraft.device_rounds import AHEAD, DeviceRounds, Visit, require_round
 from longgraft.engine import Engine
 from longgraft.index import host_kernel
 from longgraft.kernels.bounded import BoundedPrefix
@@ -324,6 +324,8 @@ def test_by_name_only() -> None:
         EngineConfig(round="gpu")
     with pytest.raises(GraftError, match="CUDA graphs need a CUDA device"):
         engine_for(round="graphs")
+    with pytest.raises(GraftError, match="exact mode needs 'plain'"):
+        require_round(EngineConfig(exact=True, round="device"), None)
     assert not isinstance(Scheduler(engine_for()).rounds, DeviceRounds)
 
 
