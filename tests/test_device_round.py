@@ -51,13 +51,13 @@ def both(arch: str, setting: str, prompt_len: int = 235, new: int = 40, **config
 @needs_compiler
 @pytest.mark.parametrize(
     ("arch", "setting"),
-    [("llama", "greedy"), ("gemma3", "all"), ("qwen3_moe", "top_k")],
+    [("gemma3", "all"), ("llama", "top_k"), pytest.param("qwen3_moe", "greedy", marks=pytest.mark.slow)],
 )
 def test_tokens_are_those_of_plain_rounds(arch: str, setting: str) -> None:
-    plain, device = both(arch, setting)
+    plain, device = both(arch, setting, new=24)
     assert device.token_ids == plain.token_ids and device.finish_reason == plain.finish_reason
     assert len(device.sources) == len(device.origins) == len(device.token_ids)
-    assert device.stats["accepted"] > 0 and device.stats["rounds"] < 40
+    assert device.stats["accepted"] > 0 and device.stats["rounds"] < 24
 
 
 @needs_compiler
@@ -95,7 +95,7 @@ def test_where_a_token_came_from_is_true() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("policy", "length"), [("plain", 1), ("adaptive", 1), ("adaptive", 2), ("plain", 257)])
+@pytest.mark.parametrize(("policy", "length"), [("adaptive", 1), ("adaptive", 2), ("plain", 257)])
 def test_short_prompts_and_plain_decoding(policy: str, length: int) -> None:
     plain, device = both("llama", "greedy", length, policy=policy, new=16)
     assert device.token_ids == plain.token_ids
@@ -262,7 +262,7 @@ def test_cancelled_in_the_middle_the_next_request_is_right() -> None:
 def test_company_sends_it_to_plain_rounds_and_back() -> None:
     engine = engine_for(round="device")
     prompts = [prompt_of(100), prompt_of(60, 1)]
-    params = [SamplingParams(max_new_tokens=n, temperature=0.0) for n in (40, 6)]
+    params = [SamplingParams(max_new_tokens=n, temperature=0.0) for n in (30, 4)]
     expected = [engine_for().generate(p, x).token_ids for p, x in zip(prompts, params)]
     scheduler = Scheduler(engine)
     assert isinstance(scheduler.rounds, DeviceRounds)
@@ -284,11 +284,12 @@ def test_company_sends_it_to_plain_rounds_and_back() -> None:
 def test_little_room_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longgraft.device_rounds.ROOM", 7)
     monkeypatch.setattr("longgraft.device_rounds.BOUND_STEP", 64)
-    plain, device = both("llama", "greedy")
+    plain, device = both("llama", "greedy", new=20)
     assert device.token_ids == plain.token_ids
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_it_streams_and_serves() -> None:
     engine = engine_for(round="device")
     params = SamplingParams(max_new_tokens=16, temperature=0.0)

@@ -17,7 +17,7 @@ from longgraft.tree import Source, TokenTree, TreeBuilder
 from tests.host_reads import no_host_reads
 
 VOCAB = 6
-FEW = settings(deadline=None, max_examples=80, derandomize=True)
+FEW = settings(deadline=None, max_examples=40, derandomize=True)
 
 
 def random_tree(seed: int, nodes: int) -> TokenTree:

@@ -60,7 +60,7 @@ def test_reference_is_as_exact_as_torch(case: Case, more: int) -> None:
 
 
 QUICK = [
-    Case(rows=3, prefix=260, kv_heads=1, dim=16),
+    pytest.param(Case(rows=3, prefix=260, kv_heads=1, dim=16), marks=pytest.mark.slow),
     Case(rows=5, prefix=40, kv_heads=1, dim=16, window=3, sinks=True),
 ]
 
