@@ -25,10 +25,10 @@ BLOCK_CELLS = 1 << 22
 """Noise of so many tokens at a time: some dozens of 32 MiB tensors come and go."""
 
 
-def why_not(params: SamplingParams, has_processors: bool) -> str:
+def why_not(params: SamplingParams, reads_text: bool) -> str:
     """Return why these resolved params cannot be drawn from here, or an empty string."""
-    if has_processors:
-        return "a logits processor needs the text so far"
+    if reads_text:
+        return "a logits processor or a grammar needs the text so far"
     if params.logprobs is not None:
         return "log-probabilities are asked for"
     if params.temperature and ((params.top_p or 1.0) < 1 or (params.min_p or 0.0) > 0):

@@ -79,9 +79,9 @@ class DeviceRounds(Rounds):
             return "the RoPE regime is chosen by looking at the positions"
         if seq.policy.retrieves and not (isinstance(seq.index, ContextIndex) and seq.index.is_alone):
             return "texts from elsewhere are looked up on the host"
-        if seq.cache.length != len(seq.token_ids) - 1 or seq.stop.remaining < 1:
+        if seq.cache.length != len(seq.token_ids) - 1 or seq.stop.remaining < 1 or seq.is_scoring:
             return "its rows are not all there"
-        return why_not(seq.sampler.params, seq.sampler.has_processors(target.device))
+        return why_not(seq.sampler.params, seq.sampler.reads_text(target.device))
 
     def rows_for(self, seq: Sequence, last: Report | None, most: int) -> int:
         """Return how many rows the next round gets: what the last report known makes worth it, up to a bucket."""

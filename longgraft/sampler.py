@@ -89,10 +89,10 @@ class Sampler:
                 token_id = self._sample(scores, position, is_filtered)
             return Draw(token_id, None if num_top is None else _logprob(_host(logits), token_id, num_top))
 
-    def has_processors(self, device: torch.device) -> bool:
+    def reads_text(self, device: torch.device) -> bool:
         """Say whether a draw from logits on `device` needs the text so far, beyond its length."""
         self._prepare(device)
-        return self._pipeline is not None
+        return self._pipeline is not None or self.mask is not None
 
     def _prepare(self, device: torch.device) -> None:
         """Build the processors when the device is known: at the first draw."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from longgraft.device_rounds import AHEAD, DeviceRounds, Visit, require_round
 from longgraft.engine import Engine
 from longgraft.index import host_kernel
 from longgraft.kernels.bounded import BoundedPrefix
+from longgraft.request import Request
 from longgraft.scheduler import Scheduler
 from longgraft.sequence import Sequence
 from longgraft.service import Service
@@ -317,6 +318,16 @@ def test_what_needs_the_host_runs_there(params: dict[str, Any], reason: str) -> 
         assert isinstance(scheduler.rounds, DeviceRounds) and scheduler.rounds._visit is None
     assert reason in scheduler.rounds.reason_for_host(request) or not request.seq.stop.remaining
     assert tuple(request.seq.new_token_ids) == engine_for().generate(prompt_of(60), SamplingParams(**params)).token_ids
+
+
+def test_a_grammar_needs_the_host() -> None:
+    engine = engine_for(round="device")
+    rounds = Scheduler(engine).rounds
+    assert isinstance(rounds, DeviceRounds)
+    seq = sequence_of(engine)
+    assert rounds.reason_for_host(Request(seq, 1)) == ""
+    seq.sampler.mask = cast(Any, object())
+    assert "grammar" in rounds.reason_for_host(Request(seq, 1))
 
 
 def test_by_name_only() -> None:
