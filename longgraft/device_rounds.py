@@ -73,6 +73,8 @@ class DeviceRounds(Rounds):
         seq, target = request.seq, self.target
         if request in self._on_host:
             return "its sampler has something to say"
+        if seq.trace is not None:
+            return "its trees are recorded on the host"
         if seq.policy.drafts or self.features is not None:
             return "a drafter works on the host"
         if target.long_rope_from is not None:
