@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import platform
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from longgraft.accept import accept
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
 from longgraft.config import EngineConfig, SamplingParams
 from longgraft.engine import Engine
+from longgraft.eval.environment import environment
 from longgraft.graft import graft
 from longgraft.index.context_index import ContextIndex
 from longgraft.measure import filled, time_forward
@@ -34,25 +34,6 @@ from longgraft.sequence import Sequence
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
 from longgraft.tree import IntArray, TreeBuilder, Verification
-
-
-def environment() -> dict[str, Any]:
-    """Return what a reader needs to judge a figure."""
-    cpu = next(
-        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")),
-        platform.processor(),
-    )
-    return {
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def source_tokens(length: int, vocab_size: int) -> IntArray:

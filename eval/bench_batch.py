@@ -20,8 +20,8 @@ import torch
 
 from longgraft.config import EngineConfig, SamplingParams
 from longgraft.engine import Engine
-from longgraft.eval.bench import environment
 from longgraft.eval.bench_texts import library_chat, library_code
+from longgraft.eval.environment import environment
 from longgraft.eval.soak import resident_mib
 from longgraft.request import Request
 from longgraft.scheduler import Scheduler

@@ -20,7 +20,8 @@ import torch
 from longgraft.config import EngineConfig, Output, SamplingParams
 from longgraft.cost import CostTable
 from longgraft.engine import Engine
-from longgraft.eval.bench import environment, table
+from longgraft.eval.bench import table
+from longgraft.eval.environment import environment
 from longgraft.eval.tasks import TASKS, prompt_ids
 from longgraft.sequence import Sequence
 

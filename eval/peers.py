@@ -32,12 +32,16 @@ PREFILL_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """New tokens of one decoding, and what the last `timed` of them took: `seconds`, `cpu_seconds` (all threads)."""
+    """New tokens of one decoding, and what the last `timed` of them took: `seconds`, `cpu_seconds` (all threads).
+
+    `read_s`: seconds in which the prompt was read, before that.
+    """
 
     token_ids: tuple[int, ...]
     timed: int
     seconds: float
     cpu_seconds: float
+    read_s: float
 
 
 class Peer(Protocol):
@@ -64,6 +68,7 @@ class TransformersPeer:
         self._argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self._ids: Any = None
         self._cache: Any = None
+        self._read_s = 0.0
 
     def read(self, token_ids: Sequence[int], new: int) -> None:
         """Read a prompt of at least two tokens."""
@@ -71,9 +76,11 @@ class TransformersPeer:
 
         self._ids = torch.tensor([list(token_ids)], device=self._model.device)
         self._cache = DynamicCache(config=self._model.config)
+        clock = _Clock(self._model.device)
         with torch.no_grad():
             for chunk in self._ids[:, :-1].split(PREFILL_ROWS, dim=1):
                 self._model(input_ids=chunk, use_cache=True, logits_to_keep=1, **{self._argument: self._cache})
+        self._read_s = clock.passed()[0]
 
     def decode(self, new: int) -> Decoded:
         """Call `generate` once, behind a copy of the cache."""
@@ -82,7 +89,7 @@ class TransformersPeer:
         with torch.no_grad():
             out = self._model.generate(self._ids, max_new_tokens=new, do_sample=False, **given)
         tokens = tuple(out[0, self._ids.shape[1] :].tolist())
-        return Decoded(tokens, len(tokens), *clock.passed())
+        return Decoded(tokens, len(tokens), *clock.passed(), self._read_s)
 
     def close(self) -> None:
         """Forget prompt and cache."""
@@ -105,13 +112,14 @@ class AssistedPeer:
         self._ids = torch.tensor([list(token_ids)], device=self._model.device)
 
     def decode(self, new: int) -> Decoded:
-        """Call `generate` once."""
-        started = _Started(self._model.device)
+        """Call `generate` once; its first round counts as reading."""
+        whole, started = _Clock(self._model.device), _Started(self._model.device)
         given = {"attention_mask": torch.ones_like(self._ids), "stopping_criteria": [started]}
         with torch.no_grad():
             out = self._model.generate(self._ids, max_new_tokens=new, do_sample=False, **given, **self._options)
         tokens = tuple(out[0, self._ids.shape[1] :].tolist())
-        return Decoded(tokens, out.shape[1] - started.length, *started.clock.passed())
+        seconds, cpu = started.clock.passed()
+        return Decoded(tokens, out.shape[1] - started.length, seconds, cpu, whole.passed()[0] - seconds)
 
     def close(self) -> None:
         """Forget the prompt."""
@@ -128,6 +136,7 @@ class LlamaPeer:
         self.name, self._rivals, self._lookup = name, rivals, lookup
         self._llama: Any = None
         self._ids: list[int] = []
+        self._read_s = 0.0
 
     def read(self, token_ids: Sequence[int], new: int) -> None:
         """Load the model with room for the prompt and `new` tokens, and read the prompt."""
@@ -146,7 +155,9 @@ class LlamaPeer:
         self._llama = open_llama(str(self._rivals.gguf), **options)
         if self._llama.n_vocab() <= max(self._ids):
             raise GraftError(f"--gguf {self._rivals.gguf}: lacks token {max(self._ids)}; expected a GGUF of this model")
+        clock = _Clock(torch.device("cpu"))
         self._llama.eval(self._ids[:-1])
+        self._read_s = clock.passed()[0]
 
     def decode(self, new: int) -> Decoded:
         """Decode behind the prompt; what an earlier decoding left is dropped by llama.cpp's own prefix match."""
@@ -157,7 +168,7 @@ class LlamaPeer:
             found.append(int(token))
             if len(found) == new or found[-1] in self._rivals.eos:
                 break
-        return Decoded(tuple(found), len(found), *clock.passed())
+        return Decoded(tuple(found), len(found), *clock.passed(), self._read_s)
 
     def close(self) -> None:
         """Free the model."""

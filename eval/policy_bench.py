@@ -1,9 +1,9 @@
 """`longgraft bench`: every policy on every task at every context, beside what a user would pick instead, in one run.
 
 A prompt is read once and its K/V forked, so that runs differ in decoding alone. A cell is one interleaved repeat
-behind one prompt: plain, the policies, the peers, plain again (which shows the noise); it is one file, written whole,
-and never measured twice. Trees depend on a frozen table of round costs, measured once. Knows no looks: see
-`policy_report`.
+behind one prompt: plain, the policies, the peers, plain again (which shows the noise); it is one line of a file and
+never measured twice. Trees depend on a frozen table of round costs, measured once, and on nothing that an
+earlier cell left behind. Knows no looks: see `policy_report`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
 from longgraft.cost import CostTable
 from longgraft.draft.base import Drafter
 from longgraft.engine import Engine
+from longgraft.eval.environment import commit, details
+from longgraft.eval.fitting import Prompt
 from longgraft.eval.peers import Peer, Rivals, open_peers
-from longgraft.eval.policy_settings import BenchSettings, Folder, write_whole
-from longgraft.eval.policy_tasks import Prompt, build, read_records
+from longgraft.eval.policy_folder import Folder
+from longgraft.eval.policy_settings import BenchSettings
+from longgraft.eval.policy_tasks import read_records
+from longgraft.eval.suites import Task, open_tasks, prompt_of
 from longgraft.measure import measure_costs
 from longgraft.resolve import resolve
 from longgraft.sequence import Sequence
@@ -32,6 +36,7 @@ AGAIN = "plain again"
 WARM_UP_TOKENS, WARM_UP_PROMPT = 8, 128
 Say = Callable[[str], None]
 Cells = Generator[dict[str, Any]]
+Group = tuple[str, int, int]  # (task, context, seed): one prompt
 
 
 class Recorder:
@@ -78,7 +83,6 @@ class Bench:
         for policy in settings.policies:
             self.engine.policies.get(policy)
         self.peers = self._open_peers(model) if settings.peers else []
-        self.records = read_records(settings.traces) if settings.traces else []
 
     def _costs(self, plain: Engine, path: Path) -> CostTable:
         """Load the frozen table, or measure it once behind the longest context and freeze it with the drafter's."""
@@ -98,16 +102,17 @@ class Bench:
         eos = tuple(greedy.eos_token_ids or ())
         return open_peers(settings.peers, Rivals(model, settings.draft, settings.dtype, settings.gguf, eos, penalty))
 
-    def prompt(self, task: str, context: int, seed: int) -> Prompt:
-        """Return a prompt that leaves room for the new tokens."""
+    def prompt(self, task: Task, group: Group) -> Prompt | None:
+        """Return a prompt that leaves room for the new tokens, None where a suite has none for this seed."""
+        label, context, seed = group
         room = min(context, self.engine.max_context - self.settings.new)
         if room < 0.75 * context:
             raise GraftError(f"a context of {context} tokens: this model's limit is {self.engine.max_context}")
-        return build(task, room, self.engine.tokenizer, seed, self.records)
+        return prompt_of(task, label, room, self.engine.tokenizer, seed)
 
-    def warm_up(self) -> dict[str, Any]:
+    def warm_up(self, prompt: Prompt) -> dict[str, Any]:
         """Decode a little with everything once, so that nothing is measured while it is loaded or compiled."""
-        ids = self.prompt(self.settings.tasks[0], min(self.settings.contexts), 0).token_ids[-WARM_UP_PROMPT:]
+        ids = prompt.token_ids[-WARM_UP_PROMPT:]
         with closing(self.cells(Prompt("", len(ids), ids, ""), 0, [0], WARM_UP_TOKENS)) as cells:
             return next(cells)
 
@@ -119,6 +124,8 @@ class Bench:
         try:
             for repeat in repeats:
                 runs = [*self._runs(first, params), *self._peer_runs(new, skipped), self._run(first, params, AGAIN)]
+                for run in runs:
+                    self._finish(run, prompt, seconds)
                 about = {"task": prompt.task, "context": prompt.context, "seed": seed, "repeat": repeat}
                 about |= {"prompt_tokens": len(prompt.token_ids), "prompt": prompt.digest, "source": prompt.source}
                 about |= {"dtype": str(self.engine.target.dtype).removeprefix("torch."), "device": self._device()}
@@ -128,6 +135,16 @@ class Bench:
             self.engine.drafter.reset(first)
             for peer in self.peers:
                 peer.close()
+
+    def _finish(self, run: dict[str, Any], prompt: Prompt, prefill_s: float) -> None:
+        """Add what needs the prompt: the end-to-end time of a policy, and whether a known answer is there."""
+        if run["kind"] == "policy":
+            # Reading is done once for all policies; indexing the prompt is done by those that retrieve.
+            reading = prefill_s + run["stats"]["seconds_by_stage"].get("index", 0.0)
+            run["end_to_end_s"] = round(reading + run["decode_s"], 4)
+        if prompt.answers and "token_ids" in run:
+            text = self.engine.tokenizer.decode(run["token_ids"], skip_special_tokens=True).lower()
+            run["right"] = all(answer.lower() in text for answer in prompt.answers)
 
     def _device(self) -> str:
         device = self.engine.target.device
@@ -186,7 +203,7 @@ class Bench:
                 continue
             run |= {"token_ids": list(found.token_ids), "timed_tokens": found.timed}
             run |= {"decode_s": found.seconds, "cpu_s": found.cpu_seconds}
-            yield run
+            yield run | {"end_to_end_s": round(found.read_s + found.seconds, 4)}
 
 
 def save_whole(cost: CostTable, drafter: CostTable | None, path: Path) -> None:
@@ -231,27 +248,41 @@ def run(settings: BenchSettings, out: str, say: Say = lambda line: None) -> dict
     finally:
         # A run that ends early, whatever the reason, still says what it found.
         cells = folder.cells()
-        report = write_report(folder.path, cells, settings.identity(), settings.command(out), say) if cells else {}
+        about = settings.identity() | {"environment": details()}
+        report = write_report(folder.path, cells, about, settings.command(out), say) if cells else {}
     return report
 
 
 def _measure(settings: BenchSettings, folder: Folder, say: Say) -> None:
     """Measure the cells that are missing; without any no model is loaded."""
-    groups = [(t, c, s) for s in settings.seeds for c in settings.contexts for t in settings.tasks]
-    missing = {group: repeats for group in groups if (repeats := _missing(folder, group, settings.pairs))}
+    tasks = open_tasks(settings.tasks, read_records(settings.traces) if settings.traces else [])
+    done = {(cell["task"], cell["context"], cell["seed"], cell["repeat"]) for cell in folder.cells()}
+    missing: dict[Group, list[int]] = {}
+    for group in [(t, c, s) for s in settings.seeds for c in settings.contexts for t in tasks]:
+        if repeats := [repeat for repeat in range(settings.pairs) if (*group, repeat) not in done]:
+            missing[group] = repeats
     if not missing:
         return
     bench = Bench(settings, folder)
-    prompts = {group: bench.prompt(*group) for group in missing}
+    prompts = _prompts(bench, tasks, list(missing), say)
+    if not prompts:
+        return
     say("warming up")
-    for run in bench.warm_up()["runs"]:
+    for run in bench.warm_up(next(iter(prompts.values())))["runs"]:
         if "skipped" in run:
             say(f"{run['name']} will be left out: {run['skipped']}")
+    version = commit()
     for number, (group, prompt) in enumerate(prompts.items(), 1):
         say(f"{number} of {len(prompts)}: {prompt.task}, {len(prompt.token_ids)} prompt tokens")
         for cell in bench.cells(prompt, group[2], missing[group], settings.new):
-            write_whole(folder.cell(group, cell["repeat"]), cell | {"context": group[1]})
+            folder.add(cell | {"task": group[0], "context": group[1], "commit": version})
 
 
-def _missing(folder: Folder, group: tuple[str, int, int], pairs: int) -> list[int]:
-    return [repeat for repeat in range(pairs) if not folder.cell(group, repeat).exists()]
+def _prompts(bench: Bench, tasks: dict[str, Task], groups: list[Group], say: Say) -> dict[Group, Prompt]:
+    """Return the prompts of all groups that have one; says which have none."""
+    found = {group: prompt for group in groups if (prompt := bench.prompt(tasks[group[0]], group))}
+    if without := [
+        f"{task} at {context}, seed {seed}" for task, context, seed in groups if (task, context, seed) not in found
+    ]:
+        say(f"no prompt that fits, left out: {'; '.join(without[:5])}{' ...' if len(without) > 5 else ''}")
+    return found

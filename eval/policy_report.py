@@ -1,39 +1,58 @@
-"""How a policy benchmark looks: report.json, report.md with its tables, and the plots beside them. Knows no engine."""
+"""How a benchmark looks: report.json, and report.md and report.html with the same tables. Knows no engine.
+
+A report is a list of sections; Markdown and HTML are two ways to write them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from longgraft.config import GraftError
 from longgraft.eval.bench import table
-from longgraft.eval.policy_rows import Cell, Row, added, overall, rows_of
-from longgraft.eval.policy_settings import write_whole
+from longgraft.eval.policy_folder import Cell, write_whole
+from longgraft.eval.policy_rows import METRICS, Row, added, overall, rows_of
 
 # Below this gain or loss a ratio is always told with the noise of plain beside plain.
 SMALL = 0.10
 ENOUGH_PAIRS = 7
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with a text, a command or a table below it, whichever are not empty."""
+
+    title: str
+    text: str = ""
+    command: str = ""
+    rows: Sequence[Row] = ()
+
+
 def write_report(
     folder: Path, cells: Sequence[Cell], about: dict[str, Any], command: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Write report.json, report.md and, where matplotlib is, the plots; returns what report.json holds."""
+    """Write report.json, report.md, report.html and, where matplotlib is, the plots; returns what report.json holds."""
+    from longgraft.eval.policy_html import html
     from longgraft.eval.policy_plots import draw
 
     rows = rows_of(cells)
     about = about | {name: cells[0][name] for name in ("dtype", "device") if cells}
-    values = {"command": command, "settings": about, "rows": rows, "overall": overall(rows)}
+    about |= {"commits": sorted({str(cell["commit"]) for cell in cells if cell.get("commit")})}
+    values = {"command": command, "settings": about, "metrics": METRICS, "rows": rows, "overall": overall(rows)}
     write_whole(folder / "report.json", _strict(values))
+    parts = sections(rows, about, command)
+    plots: list[Path] = []
     try:
         plots = draw(folder, rows, caption(about, command))
-        note = "".join(f"\n![{path.stem}]({path.name})\n" for path in plots)
     except GraftError as error:
         say(str(error))
-        note = f"\nNo plots: {error}.\n"
-    (folder / "report.md").write_text(markdown(rows, about, command) + note, encoding="utf-8")
+        parts.append(Section("Plots", f"No plots: {error}."))
+    note = "".join(f"\n![{path.stem}]({path.name})\n" for path in plots)
+    (folder / "report.md").write_text(written(parts) + note, encoding="utf-8")
+    (folder / "report.html").write_text(html(parts, plots), encoding="utf-8")
     return values
 
 
@@ -55,31 +74,45 @@ def caption(about: dict[str, Any], command: str) -> list[str]:
 
 
 def markdown(rows: Sequence[Row], about: dict[str, Any], command: str) -> str:
-    """Return the report."""
+    """Return the report as Markdown, without plots."""
+    return written(sections(rows, about, command))
+
+
+def written(parts: Sequence[Section]) -> str:
+    """Return sections as Markdown; the first heading is the title."""
+    lines = []
+    for number, part in enumerate(parts):
+        lines.append(f"{'##' if number else '#'} {part.title}")
+        lines += [part.text] if part.text else []
+        lines += [f"```\n{part.command}\n```"] if part.command else []
+        lines += [table(list(part.rows)).strip("\n")] if part.rows else []
+    return "\n\n".join(lines) + "\n"
+
+
+def sections(rows: Sequence[Row], about: dict[str, Any], command: str) -> list[Section]:
+    """Return the report. Below 10 %, or where noise exceeds it, a ratio is told with plain beside plain."""
     model, where, _ = caption(about, command)
+    placed = [row for row in rows if row.get("nodes_by_source_depth")]
     parts = [
-        "# Policies",
-        f"{model}.\n{where}.\n\n```\n{command}\n```",
-        "Speed-up: decode tokens/s over the mean of the plain runs before and after, the prompt's reading left out; "
-        "median over pairs. A ratio within 10 %, or one that noise exceeds, is told with plain beside plain.",
-        "## Speed-up over plain decoding",
-        table(_speeds(rows)),
-        "## Every run",
-        table([_line(row) for row in rows]),
-        "`cpu`: the same ratio of processor time. `frozen`: of what the rounds cost by the frozen table, drafting as "
-        "measured. `length`: new tokens a target pass. `same`: the same tokens as plain decoding, or the first other.",
-        "## Milliseconds a round by stage",
-        table([_stages(row) for row in rows if row.get("rounds")]),
-        "## Nodes by source",
-        table(list(_rates(rows, "source"))),
-        "## Nodes by depth",
-        table(list(_rates(rows, "depth"))),
+        Section("Benchmark", f"{model}.\n{where}.", command),
+        Section("Speed-up over plain decoding, reading the prompt left out", rows=_speeds(rows)),
+        Section("Every run", rows=[_line(row) for row in rows]),
+        Section("What the figures mean", rows=[{"figure": name, "meaning": text} for name, text in METRICS.items()]),
+        Section("Milliseconds a round by stage", rows=[_stages(row) for row in rows if row.get("rounds")]),
+        Section("Nodes by source", rows=list(_rates(rows, "source"))),
+        Section("Nodes by depth", rows=list(_rates(rows, "depth"))),
+        Section("Accepted share by source and depth", rows=list(_by_source_and_depth(placed))),
+        Section("Left out", rows=[_left_out(row) for row in rows if "skipped" in row]),
+        Section("Environment", rows=list(_environment(about))),
     ]
-    if any(row.get("nodes_by_source_depth") for row in rows):
-        parts += ["## Accepted share by source and depth", table(list(_by_source_and_depth(rows)))]
-    if skipped := [row for row in rows if "skipped" in row]:
-        parts += ["## Left out", table([_left_out(row) for row in skipped])]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    return [part for part in parts if part.text or part.rows]
+
+
+def _environment(about: dict[str, Any]) -> Iterable[Row]:
+    for name, value in (about.get("environment") or {}).items():
+        yield {"what": name, "value": value}
+    if about.get("commits"):
+        yield {"what": "commits of the cells", "value": ", ".join(about["commits"])}
 
 
 def verdict(row: Row) -> str:
@@ -90,6 +123,8 @@ def verdict(row: Row) -> str:
     if row["name"] == "plain":
         return f"noise {row['noise']:.1%}"
     text = f"{speed:.2f}x"
+    if f"{row['speed_up_low']:.2f}" != f"{row['speed_up_high']:.2f}":
+        text += f" [{row['speed_up_low']:.2f}-{row['speed_up_high']:.2f}]"
     exceeds = row["noise"] > abs(speed - 1)
     if abs(speed - 1) >= SMALL and not exceeds:
         return text
@@ -134,12 +169,15 @@ def _line(row: Row) -> Row:
         "new": number("new_tokens", "d"),
         "tokens/s": number("tokens_per_s", ".2f"),
         "speed-up": verdict(row),
+        "end to end": number("end_to_end", ".2f"),
         "cpu": number("speed_up_cpu", ".2f"),
         "frozen": number("speed_up_frozen", ".2f"),
         "length": number("acceptance_length", ".2f"),
+        "drafted": number("acceptance_length_drafted", ".2f"),
         "rounds": number("rounds", "d"),
         "accepted/nodes": f"{row['accepted']}/{row['nodes']}" if "nodes" in row else "-",
         "same": same,
+        "right": number("right", ".0%"),
     }
 
 
@@ -169,11 +207,10 @@ def _over_rows(rows: Sequence[Row], field: str) -> dict[str, dict[str, int]]:
     return {name: added(row[field] for row in rows if row["name"] == name and field in row) for name in names}
 
 
-def _by_source_and_depth(rows: Sequence[Row]) -> Iterable[Row]:
-    names = dict.fromkeys(row["name"] for row in rows if row.get("nodes_by_source_depth"))
-    depths = sorted({d for row in rows for one in row.get("nodes_by_source_depth", {}).values() for d in one}, key=int)
-    for name in names:
-        mine = [row for row in rows if row["name"] == name and row.get("nodes_by_source_depth")]
+def _by_source_and_depth(placed: Sequence[Row]) -> Iterable[Row]:
+    depths = sorted({d for row in placed for one in row["nodes_by_source_depth"].values() for d in one}, key=int)
+    for name in dict.fromkeys(row["name"] for row in placed):
+        mine = [row for row in placed if row["name"] == name]
         for source in dict.fromkeys(s for row in mine for s in row["nodes_by_source_depth"]):
             nodes = added(row["nodes_by_source_depth"].get(source, {}) for row in mine)
             kept = added(row["accepted_by_source_depth"].get(source, {}) for row in mine)
@@ -182,4 +219,4 @@ def _by_source_and_depth(rows: Sequence[Row]) -> Iterable[Row]:
 
 def summary(report: dict[str, Any], out: str) -> str:
     """Return the first table and where the rest lies, for the terminal."""
-    return f"{table(_speeds(report['rows']))}\n\n{out}/report.md"
+    return f"{table(_speeds(report['rows']))}\n\n{out}/report.md and report.html"

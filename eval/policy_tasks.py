@@ -9,7 +9,6 @@ still fit. `variant` begins the background elsewhere, so that several seeds are 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import json
@@ -21,16 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from longgraft.config import GraftError
+from longgraft.eval.fitting import CHARACTERS_PER_TOKEN, Messages, Prompt, asked, encode, filled
 from longgraft.eval.traces import lines_of
 
-Messages = list[dict[str, str]]
 FEWEST_TOKENS = 64
-# A built prompt must reach this share of the length asked for, or there was not enough text.
-FILLED = 0.8
 # A trace stands for a length it differs from by less than this factor.
 NEAR = 1.5
-# More characters a token than any tokenizer makes of these texts: what lies beyond is not tokenised at all.
-CHARACTERS_PER_TOKEN = 8
 # Which family of trace records (`eval/traces.py`) is which task.
 FAMILIES = {"code_edit": "rewrite", "repo_completion": "new_file", "doc_qa": "quote", "translation_or_chat": "chat"}
 # By size; the first that is long enough is rewritten.
@@ -43,21 +38,6 @@ CHATS = (
     "My sister opens a small bakery. Which five mistakes do new bakers make with sourdough, and why? Be vivid.",
     "Tell a bedtime story for a child about a lighthouse keeper who is afraid of the dark.",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt's `token_ids`, and where its text came from: `python`, or a trace's id."""
-
-    task: str
-    context: int
-    token_ids: tuple[int, ...]
-    source: str
-
-    @property
-    def digest(self) -> str:
-        """Return 12 hex digits that differ between prompts."""
-        return hashlib.sha256(repr(self.token_ids).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +63,7 @@ def build(task: str, context: int, tokenizer: Any, variant: int = 0, traces: Seq
     if found := _from_traces(task, context, tokenizer, variant, traces):
         return found
     lines, ask = TASKS[task](context, variant)
-    return Prompt(task, context, _longest(task, context, lines, lambda part: encode(ask(part), tokenizer)), "python")
-
-
-def encode(messages: Messages, tokenizer: Any) -> tuple[int, ...]:
-    """Return token ids of messages: through the chat template where there is one that takes them, else as one text."""
-    if getattr(tokenizer, "chat_template", None):
-        for attempt in (messages, [{"role": "user", "content": flat(messages)}]):
-            try:
-                found = tokenizer.apply_chat_template(
-                    attempt, add_generation_prompt=True, tokenize=True, return_dict=True
-                )
-            except Exception as error:  # a template raises what it likes; the last attempt's reason is told
-                reason = error
-                continue
-            return tuple(found["input_ids"])
-        raise GraftError(f"the chat template does not take a user's message: {reason}") from reason
-    return tuple(tokenizer(flat(messages) + "\n\nAnswer:\n", verbose=False)["input_ids"])
-
-
-def flat(messages: Messages) -> str:
-    """Return messages as one text; one message is its own."""
-    if len(messages) == 1:
-        return messages[0]["content"]
-    return "\n\n".join(f"{m['role'].capitalize()}: {m['content']}" for m in messages)
+    return Prompt(task, context, filled(task, context, lines, lambda part: encode(ask(part), tokenizer)), "python")
 
 
 def read_records(paths: Iterable[str]) -> list[Record]:
@@ -134,41 +91,12 @@ def _from_traces(task: str, context: int, tokenizer: Any, variant: int, traces: 
         # Two cheap bounds first: tokens are between an eighth of the characters and their number.
         if record.task != task or not context / NEAR <= len(record.prompt) <= context * CHARACTERS_PER_TOKEN:
             continue
-        ids = encode([{"role": "user", "content": record.prompt}], tokenizer)
+        ids = encode(asked(record.prompt), tokenizer)
         distance = abs(math.log(len(ids) / context))
         if len(ids) <= context and distance < math.log(NEAR):
             found.append((distance, record.name, ids))
     found.sort(key=lambda one: one[:2])
     return Prompt(task, context, found[variant % len(found)][2], found[variant % len(found)][1]) if found else None
-
-
-def _longest(
-    task: str, context: int, lines: Sequence[str], tokens_of: Callable[[Sequence[str]], tuple[int, ...]]
-) -> tuple[int, ...]:
-    """Return the tokens of the most lines that still fit."""
-    best, low, high = tokens_of(lines[:0]), 0, _within(lines, context * CHARACTERS_PER_TOKEN)
-    if len(best) > context:
-        raise GraftError(f"task {task}: its question alone is {len(best)} tokens; expected a context of at least that")
-    while low < high:
-        middle = (low + high + 1) // 2
-        ids = tokens_of(lines[:middle])
-        if len(ids) <= context:
-            best, low = ids, middle
-        else:
-            high = middle - 1
-    if len(best) < FILLED * context and low == len(lines):
-        raise GraftError(f"task {task}: there is text for {len(best)} tokens; expected a context of at most that")
-    return best
-
-
-def _within(lines: Sequence[str], characters: int) -> int:
-    """Return how many lines lie within so many characters."""
-    total = 0
-    for number, line in enumerate(lines):
-        total += len(line) + 1
-        if total > characters:
-            return number
-    return len(lines)
 
 
 def source_of(module: str) -> str:
@@ -177,10 +105,6 @@ def source_of(module: str) -> str:
         return inspect.getsource(importlib.import_module(module))
     except (OSError, TypeError, ImportError) as error:
         raise GraftError(f"the source of Python's module {module} is not here ({error}); give trace files") from None
-
-
-def _asked(text: str) -> Messages:
-    return [{"role": "user", "content": text}]
 
 
 def _rewrite(context: int, variant: int) -> tuple[list[str], Callable[[Sequence[str]], Messages]]:
@@ -193,7 +117,7 @@ def _rewrite(context: int, variant: int) -> tuple[list[str], Callable[[Sequence[
         defined = re.findall(r"^ *(?:def|class) (\w{4,})", text, re.MULTILINE)
         uses = Counter(re.findall(r"\w+", text))
         old = max(sorted(set(defined or [w for w in uses if len(w) > 4])), key=lambda word: uses[word], default="main")
-        return _asked(
+        return asked(
             f"Here is the file {name}.py:\n```python\n{text}\n```\nRename `{old}` to `{old}_renamed` everywhere "
             "and give the complete file back, without comments on it."
         )
@@ -209,7 +133,7 @@ def _new_file(context: int, variant: int) -> tuple[list[str], Callable[[Sequence
 
     def ask(part: Sequence[str]) -> Messages:
         listing = "\n".join(part)
-        return _asked(
+        return asked(
             f"These are files of one package:\n```python\n{listing}\n```\nWrite its new file `asyncio/turnstile.py` in "
             "that style: a class that lets at most a number of tasks through in a span of time, with docstrings."
         )
@@ -230,7 +154,7 @@ def reference() -> list[tuple[str, str]]:
     return sorted((str(name), str(text)) for name, text in topics.items())
 
 
-def _turned(variant: int) -> list[tuple[str, str]]:
+def turned(variant: int) -> list[tuple[str, str]]:
     """Return the reference from another topic on, for each variant."""
     topics = reference()
     start = 7 * variant % len(topics)
@@ -240,13 +164,13 @@ def _turned(variant: int) -> list[tuple[str, str]]:
 def _quote(context: int, variant: int) -> tuple[list[str], Callable[[Sequence[str]], Messages]]:
     """A document of numbered sections; the answer quotes the middle ones."""
     lines = []
-    for number, (topic, text) in enumerate(_turned(variant), 1):
+    for number, (topic, text) in enumerate(turned(variant), 1):
         lines += [f"## Section {number}: {topic}", *text.splitlines(), ""]
 
     def ask(part: Sequence[str]) -> Messages:
         shown = [line[3:] for line in part if line.startswith("## Section ")]
         middle = shown[len(shown) // 3 : len(shown) // 3 + 2] or ["the document"]
-        return _asked(
+        return asked(
             "Document:\n"
             + "\n".join(part)
             + f"\n\nQuote, word for word, the first paragraphs of {' and of '.join(middle)}, "
@@ -259,7 +183,7 @@ def _quote(context: int, variant: int) -> tuple[list[str], Callable[[Sequence[st
 def _chat(context: int, variant: int) -> tuple[list[str], Callable[[Sequence[str]], Messages]]:
     """A long conversation about something else, then a question whose answer copies nothing of it."""
     lines = []
-    for topic, text in _turned(variant):
+    for topic, text in turned(variant):
         lines += [f"{_TURN}{topic}", *text.splitlines()]
 
     def ask(part: Sequence[str]) -> Messages:
@@ -271,7 +195,7 @@ def _chat(context: int, variant: int) -> tuple[list[str], Callable[[Sequence[str
             else:
                 messages[-1]["content"] += f"\n{line}"
         question = ("Thank you. Now something else. " if messages else "") + CHATS[variant % len(CHATS)]
-        return [*messages, *_asked(question)]
+        return [*messages, *asked(question)]
 
     return lines, ask
 

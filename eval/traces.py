@@ -59,17 +59,17 @@ def kinds_of(name: str, vocab_size: int) -> npt.NDArray[np.uint8] | None:
     return None if found is None else found.kinds
 
 
-def lines_of(path: str) -> Iterator[tuple[int, str]]:
-    """Number the lines of a trace file that are not blank; raises `GraftError` for what is no UTF-8 file.
+def lines_of(path: str, what: str = "trace file") -> Iterator[tuple[int, str]]:
+    """Number the lines of a file (`what` says of what kind) that are not blank; `GraftError` for what is no UTF-8 file.
 
     Only a line feed ends a line: text may hold U+2028 and its like.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise GraftError(f"trace file {path}: {error.strerror or error}") from None
+        raise GraftError(f"{what} {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise GraftError(f"trace file {path}: not UTF-8 from byte {error.start} on") from None
+        raise GraftError(f"{what} {path}: not UTF-8 from byte {error.start} on") from None
     return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 

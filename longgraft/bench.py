@@ -1,4 +1,4 @@
-"""`longgraft bench`: options of the policy benchmark. What it measures lies in `longgraft.eval.policy_bench`.
+"""`longgraft bench`: options of the benchmark. What it measures lies in `longgraft.eval.policy_bench`.
 
 Heavy things are imported inside the command, so that --help answers at once.
 """
@@ -11,14 +11,20 @@ import typer
 
 from longgraft.config import POLICIES, GraftError
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
 Draft = Annotated[str | None, typer.Option(metavar="NAME", help="A drafter for it; hub id or folder.")]
 Policies = Annotated[str | None, typer.Option(help=f"Some of {','.join(POLICIES)}. Default: all this drafter allows.")]
-Tasks = Annotated[str, typer.Option(help="Some of rewrite,new_file,quote,chat.")]
-Contexts = Annotated[str, typer.Option(help="Prompt lengths in tokens.")]
-Out = Annotated[str, typer.Option(metavar="DIR", help="Where cells and report go; finished cells are not redone.")]
+TASKS = (
+    "Some of rewrite,new_file,quote,chat,needle,needles,chain,common, and suites: specbench:FOLDER, longbench:FOLDER, "
+    "longspec:FOLDER, git:DIR (a hub id for FOLDER; without any, our samples)."
+)
+Tasks = Annotated[str, typer.Option(help=TASKS)]
+Contexts = Annotated[str, typer.Option(help="Most tokens of a prompt; several lengths with commas.")]
+Out = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Where cells and report go; finished cells are not redone.")
+]
 New = Annotated[int, typer.Option(help="Most new tokens a run, up to 256.")]
-Seeds = Annotated[str, typer.Option(help="Each seed is another prompt of the same kind.")]
+Seeds = Annotated[str, typer.Option(help="Each seed is another prompt of the same kind; 0-9 is ten of them.")]
 Pairs = Annotated[int, typer.Option(help="Interleaved repeats of every cell; 7 or more for small differences.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
@@ -28,12 +34,16 @@ Gates = Annotated[str | None, typer.Option(metavar="FILE", help="A drafter's thr
 Peers = Annotated[str, typer.Option(help="What else to measure: some of transformers,lookup,assistant,llama.")]
 Gguf = Annotated[str | None, typer.Option(metavar="FILE", help="The model as one GGUF file, for the peer llama.")]
 Traces = Annotated[list[str] | None, typer.Option(metavar="FILE", help="Trace files to take prompts from.")]
+Compare = Annotated[
+    tuple[str, str] | None, typer.Option(metavar="A B", help="Measure nothing: compare two result folders, B over A.")
+]
+MOST_NUMBERS = 10_000
 
 
 def bench(
     *,
-    model: Model,
-    out: Out,
+    model: Model = None,
+    out: Out = None,
     draft: Draft = None,
     policies: Policies = None,
     tasks: Tasks = "rewrite,new_file,quote,chat",
@@ -49,12 +59,20 @@ def bench(
     peers: Peers = "",
     gguf: Gguf = None,
     traces: Traces = None,
+    compare: Compare = None,
 ) -> None:
     """Measure policies against plain decoding, task by task, beside what else could be used; writes a report."""
     from longgraft.cli import make, mendable, quieten
 
     chosen = locals()
     with mendable():
+        if compare is not None:
+            from longgraft.eval.policy_compare import compare as compared
+
+            typer.echo(compared(*compare), nl=False)
+            return
+        if model is None or out is None:
+            raise GraftError("bench: expected --model and --out, or --compare A B")
         quieten()
         from longgraft.eval.policy_bench import run
         from longgraft.eval.policy_report import summary
@@ -73,8 +91,12 @@ def words(text: str) -> list[str]:
 
 
 def numbers(name: str, text: str) -> list[int]:
-    """Split a list of whole numbers; raises `GraftError` for anything else."""
+    """Split a list of whole numbers, `0-3` being four of them; raises `GraftError` for anything else."""
+    found: list[int] = []
     try:
-        return [int(word) for word in words(text)]
+        for word in words(text):
+            first, dash, last = word.partition("-")
+            found += range(int(first), min(int(last if dash else first), int(first) + MOST_NUMBERS) + 1)
     except ValueError:
         raise GraftError(f"--{name} {text!r}: expected whole numbers with commas between them") from None
+    return found

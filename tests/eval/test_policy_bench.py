@@ -12,8 +12,11 @@ import torch
 from longgraft.config import GraftError
 from longgraft.cost import CostTable
 from longgraft.eval import policy_bench, policy_plots
+from longgraft.eval.fitting import Prompt
 from longgraft.eval.policy_bench import Bench, Recorder, run
-from longgraft.eval.policy_settings import BenchSettings, Folder
+from longgraft.eval.policy_folder import Folder, read_cells
+from longgraft.eval.policy_settings import BenchSettings
+from longgraft.eval.suites import open_tasks
 from tests.saved_model import calm, cheap_rows, invoke, save
 
 
@@ -40,12 +43,25 @@ def asked(model: str, costs: str | None, **more: Any) -> BenchSettings:
     return BenchSettings(model, **{**wanted, **more})
 
 
+def timeless(cell: dict[str, Any]) -> list[Any]:
+    """Return what of a cell no clock decides."""
+    counts = ("nodes", "accepted", "rounds", "accepted_by_round", "new_tokens_by_round", "nodes_by_source")
+    runs = [(r["name"], r["token_ids"], *(r.get("stats", {}).get(n) for n in counts)) for r in cell["runs"]]
+    return [cell["prompt"], cell["task"], cell["context"], cell["seed"], cell["repeat"], runs]
+
+
+def prompt_of(bench: Bench, task: str, context: int) -> Prompt:
+    found = bench.prompt(open_tasks([task])[task], (task, context, 0))
+    assert found is not None
+    return found
+
+
 def test_cells_report_and_resuming(model: str, costs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     said: list[str] = []
     report = run(asked(model, costs, peers=("transformers", "lookup")), str(out), said.append)
-    names = [cell.name for cell in sorted((out / "cells").iterdir())]
-    assert names == ["chat-400-seed0-0.json", "quote-400-seed0-0.json"] and said[0] == "warming up"
+    keys = [(cell["task"], cell["context"], cell["seed"], cell["repeat"]) for cell in read_cells(out)]
+    assert keys == [("chat", 400, 0, 0), ("quote", 400, 0, 0)] and said[0] == "warming up"
     rows = report["rows"]
     assert [row["name"] for row in rows[:5]] == [
         "plain", "retrieval", "adaptive", "transformers", "transformers lookup",
@@ -55,18 +71,20 @@ def test_cells_report_and_resuming(model: str, costs: str, tmp_path: Path, monke
     assert quoted["nodes"] == sum(quoted["nodes_by_source"].values()) > 0
     # By the frozen table every round costs a second, whatever its rows.
     assert quoted["speed_up_frozen"] == pytest.approx(quoted["acceptance_length"])
-    assert {"report.md", "report.json", "settings.json"} <= {path.name for path in out.iterdir()}
+    assert quoted["acceptance_length_drafted"] >= quoted["acceptance_length"]
+    assert 0 < quoted["end_to_end_low"] <= quoted["end_to_end"] <= quoted["end_to_end_high"]
+    assert {"report.md", "report.html", "report.json", "settings.json"} <= {path.name for path in out.iterdir()}
     assert json.loads((out / "report.json").read_text())["command"].startswith("longgraft bench --model")
 
-    before = {path: path.read_text() for path in (out / "cells").iterdir()}
-    (out / "cells" / names[0]).unlink()
+    lines = (out / "cells.jsonl").read_text().splitlines(keepends=True)
+    (out / "cells.jsonl").write_text(lines[1] + lines[0][:-9])  # chat's line was being written when the run was killed
     made: list[Bench] = []
     true_init = Bench.__init__
     monkeypatch.setattr(Bench, "__init__", lambda self, *args: made.append(self) or true_init(self, *args))
     run(asked(model, costs, peers=("transformers", "lookup")), str(out))
-    assert len(made) == 1 and (out / "cells" / names[1]).read_text() == before[out / "cells" / names[1]]
-    tokens = [json.loads(text)["runs"][0]["token_ids"] for text in (before[out / "cells" / names[0]],)]
-    assert json.loads((out / "cells" / names[0]).read_text())["runs"][0]["token_ids"] == tokens[0]
+    after = (out / "cells.jsonl").read_text().splitlines(keepends=True)
+    assert len(made) == 1 and len(after) == 2 and after[0] == lines[1]
+    assert timeless(json.loads(after[1])) == timeless(json.loads(lines[0]))
     run(asked(model, costs, peers=("transformers", "lookup")), str(out))
     assert len(made) == 1, "nothing was missing, so no model is loaded"
 
@@ -77,14 +95,14 @@ def test_a_folder_of_other_settings_is_refused(model: str, costs: str, tmp_path:
     other = asked(model, costs, tasks=("chat",), new=3)
     Folder(str(tmp_path), other.identity())  # nothing measured yet: a mistake can be mended
     folder = Folder(str(tmp_path), first.identity())
-    folder.cell(("chat", 400, 0), 0).write_text("{}")
+    folder.add({"task": "chat", "context": 400, "seed": 0, "repeat": 0})
     Folder(str(tmp_path), asked(model, costs, contexts=(900, 400), pairs=3, new=2).identity())
     with pytest.raises(GraftError, match=r"cells of other settings \(new\): give another folder"):
         Folder(str(tmp_path), other.identity())
     with pytest.raises(GraftError, match="cannot be used"):
         Folder(cheap_rows(tmp_path / "file"), first.identity())
-    folder.cell(("chat", 400, 0), 1).write_text("{")
-    with pytest.raises(GraftError, match="not a cell"):
+    folder.file.write_text("{\n" + folder.file.read_text())
+    with pytest.raises(GraftError, match=r"line 1: not a cell .*delete the line"):
         folder.cells()
 
 
@@ -101,7 +119,7 @@ def test_no_chunk_is_kept_and_an_interruption_keeps_cells(model: str, costs: str
     settings = asked(model, costs)
     bench = Bench(settings, Folder(str(tmp_path), settings.identity()))
     free = bench.engine.pool.num_free
-    cells = bench.cells(bench.prompt("chat", 400, 0), 0, [0, 1], 3)
+    cells = bench.cells(prompt_of(bench, "chat", 400), 0, [0, 1], 3)
     assert next(cells)["repeat"] == 0
     cells.close()
     assert bench.engine.pool.num_free == free
@@ -112,15 +130,16 @@ def test_a_run_that_fails_half_way_reports_what_it_has(
 ) -> None:
     true_prompt = Bench.prompt
 
-    def prompt(self: Bench, task: str, context: int, seed: int) -> Any:
-        found = true_prompt(self, task, context, seed)
+    def prompt(self: Bench, task: Any, group: tuple[str, int, int]) -> Any:
+        found = true_prompt(self, task, group)
+        assert found is not None
         # Too long for the model, as if memory had run out behind the first cell.
-        return replace(found, token_ids=found.token_ids * 9) if task == "quote" else found
+        return replace(found, token_ids=found.token_ids * 9) if group[0] == "quote" else found
 
     monkeypatch.setattr(Bench, "prompt", prompt)
     with pytest.raises(GraftError, match="the prompt has"):
         run(asked(model, costs, new=2), str(tmp_path))
-    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["chat-400-seed0-0.json"]
+    assert [cell["task"] for cell in read_cells(tmp_path)] == ["chat"]
     assert "| 400 | chat |" in (tmp_path / "report.md").read_text()
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from longgraft.config import GraftError
 from longgraft.eval import policy_tasks
-from longgraft.eval.policy_tasks import TASKS, Record, build, encode, flat, read_records
+from longgraft.eval.fitting import encode, flat
+from longgraft.eval.policy_tasks import TASKS, Record, build, read_records
 from tests.saved_model import byte_level
 
 TOKENIZER = byte_level()
