@@ -64,8 +64,8 @@ def _row(task: str, context: int, name: str, cells: Sequence[Cell]) -> Row:
     row |= {
         "new_tokens": sum(len(run["token_ids"]) for _, run in done),
         "tokens_per_s": median(rate(run, "decode_s") for _, run in done),
-        **_spread("speed_up", [ratio(cell, run, "decode_s") for cell, run in done]),
-        **_spread("end_to_end", [ratio(cell, run, "end_to_end_s") for cell, run in done]),
+        **spread("speed_up", [ratio(cell, run, "decode_s") for cell, run in done]),
+        **spread("end_to_end", [ratio(cell, run, "end_to_end_s") for cell, run in done]),
         "noise": median(abs(ratio(cell, named(cell, AGAIN), "decode_s", ("plain",)) - 1) for cell, _ in done),
         "speed_up_cpu": median(ratio(cell, run, "cpu_s") for cell, run in done),
         "same_tokens": all(_first_difference(cell, run) is None for cell, run in done),
@@ -75,7 +75,7 @@ def _row(task: str, context: int, name: str, cells: Sequence[Cell]) -> Row:
         row["right"] = sum(rights) / len(rights)
     if row["kind"] == "policy":
         row["speed_up_frozen"] = median(ratio(cell, run, "frozen_s") for cell, run in done)
-        row |= _pooled([run["stats"] for _, run in done])
+        row |= pooled([run["stats"] for _, run in done])
     return row
 
 
@@ -98,7 +98,7 @@ def ratio(cell: Cell, run: Any, seconds: str, against: Sequence[str] = ("plain",
     return rate(run, seconds) / base if base > 0 else math.nan
 
 
-def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
     """Return the median of the numbers that are known, and the least and the greatest."""
     known = [value for value in values if not math.isnan(value)] or [math.nan]
     return {name: statistics.median(known), f"{name}_low": min(known), f"{name}_high": max(known)}
@@ -120,7 +120,7 @@ def _first_difference(cell: Cell, run: dict[str, Any]) -> int | None:
     return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
-def _pooled(stats: Sequence[dict[str, Any]]) -> Row:
+def pooled(stats: Sequence[dict[str, Any]]) -> Row:
     """Return counts and times summed over the runs of one row."""
     rounds = sum(one["rounds"] for one in stats)
     row: Row = {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longgraft import __version__, corpora
+from longgraft import __version__, corpora, evaluate
 from longgraft.bench import bench
 from longgraft.config import POLICIES, EngineConfig, GraftError, Output, SamplingParams
 from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice, refuse_unshown
@@ -37,6 +37,7 @@ app = typer.Typer(
 )
 
 app.add_typer(corpora.app, name="index")
+app.add_typer(evaluate.app, name="eval")
 for command in (bench, ask, edit, complete):
     app.command()(command)
 
