@@ -78,7 +78,7 @@ def _longbench(name: str, row: dict[str, Any], question: str) -> Item:
     context, asks = _text(name, row, "context"), str(row.get("input") or "")
 
     def ask(background: str) -> Messages:
-        return asked(question.replace("{input}", asks).replace("{context}", background))
+        return asked(question.format(context=background, input=asks))
 
     return Item(name, ask, context)
 

@@ -96,12 +96,11 @@ def _chain(seed: int) -> Hidden:
 def _common(seed: int) -> Hidden:
     """Every block of lines holds each common word once, so they lead at any length."""
     random = Random(f"common {seed}")
-    often = _words(random, OFTEN)
-    lines: list[str] = []
-    while len(lines) < MOST_LINES:
-        block = often + ["".join(random.choices(SYLLABLES, k=4)) for _ in range(BLOCK - OFTEN)]
-        random.shuffle(block)
-        lines += block
+    often, rare, lines = _words(random, OFTEN), BLOCK - OFTEN, []
+    for _ in range(MOST_LINES // BLOCK):
+        drawn = random.choices(SYLLABLES, k=4 * rare)
+        block = often + ["".join(drawn[start : start + 4]) for start in range(0, len(drawn), 4)]
+        lines += random.sample(block, BLOCK)
     question = f"Which {OFTEN} words occur most often in this list? Give these words alone."
     return Hidden(lines, [], question, tuple(often))
 

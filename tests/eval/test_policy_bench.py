@@ -1,6 +1,9 @@
-"""The benchmark: one file a cell, nothing redone, other settings refused, the same tokens for every policy."""
+"""The benchmark: one line a cell, nothing redone, other settings refused, the same tokens for every policy."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,10 @@ from longgraft.eval.policy_bench import Bench, Recorder, run
 from longgraft.eval.policy_folder import Folder, read_cells
 from longgraft.eval.policy_settings import BenchSettings
 from longgraft.eval.suites import open_tasks
+from tests.eval import bench_child
 from tests.saved_model import calm, cheap_rows, invoke, save
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -237,3 +243,31 @@ def test_the_command(model: str, costs: str, tmp_path: Path) -> None:
             *common[:-4], "--out", str(tmp_path / f"{arguments[0]}{arguments[1][:3]}".replace("/", "")), *arguments
         )
         assert result.exit_code == 2 and message in result.stderr, result.stderr
+
+
+def table_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a report without what a clock decides."""
+    timed = ("tokens_per_s", "speed_up", "noise", "ms_per_round", "seconds_by_stage", "end_to_end")
+    rows = json.loads((folder / "report.json").read_text())["rows"]
+    frozen = [row.pop("speed_up_frozen") for row in rows if "speed_up_frozen" in row]
+    return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows] + [{"frozen": frozen}]
+
+
+def test_a_killed_and_resumed_run_gives_the_same_table(model: str, costs: str, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(bench_child.settings(model, costs), str(whole))
+    command = [sys.executable, "-m", "tests.eval.bench_child", model, costs, str(broken)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as child:
+        assert child.stdout is not None
+        for _ in range(2):
+            assert child.stdout.readline() == b"cell\n"
+        child.kill()
+    found = len(read_cells(broken))
+    assert 2 <= found < len(read_cells(whole)) and not (broken / "report.md").exists()
+    with (broken / "cells.jsonl").open("a") as file:
+        file.write('{"task": "chat", "cont')  # as if killed while writing
+    run(bench_child.settings(model, costs), str(broken))
+    assert table_of(broken) == table_of(whole)
+    again = [timeless(cell) for cell in read_cells(broken)]
+    assert again == [timeless(cell) for cell in read_cells(whole)] and len(again) == 4
