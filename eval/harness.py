@@ -103,7 +103,8 @@ class GraftLM(HFLM):
             outputs = self._outputs(prompts, params, config, policy)
             self.runs.append(Run(*self._asked, policy, outputs, time.perf_counter() - begin))
             said[policy] = self._joined(context, outputs)
-        self._said.setdefault(key, []).append(said[self.policies[-1]])
+        if len(self.policies) > 1:
+            self._said.setdefault(key, []).append(said[self.policies[-1]])
         return said[self.policies[0]]
 
     def _outputs(

@@ -76,6 +76,12 @@ def evaluate(engine: Engine, settings: EvalSettings, command: str, out: str | No
         about = {"max_seq_lengths": list(settings.contexts), "tokenizer": folder, "pretrained": folder}
         manager = LoadedOnce(include_path=settings.include_path, metadata=about)
         results = _first(lm, settings, manager)
+    for config in results.get("configs", {}).values():
+        # The folder is gone by now; what it stood for is the model's own tokenizer.
+        config["metadata"] = (config.get("metadata") or {}) | {
+            "tokenizer": settings.model,
+            "pretrained": settings.model,
+        }
     speed = speeds(lm.runs, settings.policies)
     ours: dict[str, Any] = {"command": command, "policies": list(settings.policies), "speed": speed}
     if len(settings.policies) > 1:

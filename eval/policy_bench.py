@@ -250,6 +250,8 @@ def run(settings: BenchSettings, out: str, say: Say = lambda line: None) -> dict
         cells = folder.cells()
         about = settings.identity() | {"environment": details()}
         report = write_report(folder.path, cells, about, settings.command(out), say) if cells else {}
+    if not report:
+        raise GraftError("nothing was measured: no task has a prompt that fits; give longer contexts")
     return report
 
 

@@ -25,6 +25,8 @@ class Folder:
         self.file = self.path / "cells.jsonl"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if (self.path / "cells").is_dir():
+                raise GraftError(f"--out {path} holds cells of an older version: give another folder")
             self._cut_half_line()
             found = self.path / "settings.json"
             before = json.loads(found.read_text()) if found.exists() else None
@@ -57,9 +59,8 @@ class Folder:
 
     def add(self, cell: Cell) -> None:
         """Write one finished cell, so that it is there even if the machine stops."""
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(cell) + "\n")
-            file.flush()
+        with self.file.open("ab", buffering=0) as file:
+            file.write(json.dumps(cell).encode() + b"\n")
             os.fsync(file.fileno())
 
     def cells(self) -> list[Cell]:

@@ -89,5 +89,7 @@ def _speed_up(figure: Any, rows: Sequence[Row]) -> None:
                 axes.bar(places, heights, width, yerr=errors, label=name, color=look["color"], ecolor="#555555")
         axes.axhline(1.0, color="#000000", linewidth=0.8)
         axes.set(title=f"{context} prompt tokens", ylabel="speed-up", xticks=range(len(tasks)), xticklabels=tasks)
+        if sum(map(len, tasks)) > 80:  # characters that fit side by side
+            axes.tick_params(axis="x", labelrotation=30)
     if names:
         panels[0].legend(fontsize=7, ncols=min(len(names), 5))

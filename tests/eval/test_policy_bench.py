@@ -107,6 +107,9 @@ def test_a_folder_of_other_settings_is_refused(model: str, costs: str, tmp_path:
         Folder(str(tmp_path), other.identity())
     with pytest.raises(GraftError, match="cannot be used"):
         Folder(cheap_rows(tmp_path / "file"), first.identity())
+    (tmp_path / "old" / "cells").mkdir(parents=True)
+    with pytest.raises(GraftError, match="cells of an older version"):
+        Folder(str(tmp_path / "old"), first.identity())
     folder.file.write_text("{\n" + folder.file.read_text())
     with pytest.raises(GraftError, match=r"line 1: not a cell .*delete the line"):
         folder.cells()
@@ -147,6 +150,16 @@ def test_a_run_that_fails_half_way_reports_what_it_has(
         run(asked(model, costs, new=2), str(tmp_path))
     assert [cell["task"] for cell in read_cells(tmp_path)] == ["chat"]
     assert "| 400 | chat |" in (tmp_path / "report.md").read_text()
+
+
+def test_tasks_without_a_prompt_that_fits_are_told(model: str, costs: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    settings = asked(model, costs, tasks=("specbench/rag",), seeds=(0, 1), new=2, policies=("plain",))
+    report = run(settings, str(tmp_path / "a"), said.append)
+    assert said[0] == "no prompt that fits, left out: specbench/rag at 400, seed 1"
+    assert [row["task"] for row in report["rows"]] == ["specbench/rag"] and report["rows"][0]["prompt_tokens"] < 400
+    with pytest.raises(GraftError, match="nothing was measured: no task has a prompt that fits"):
+        run(replace(settings, contexts=(64,)), str(tmp_path / "b"))
 
 
 def test_a_peer_that_fails_is_told_and_the_run_goes_on(

@@ -1,6 +1,7 @@
 """Figures from cells: ratios inside a cell, medians over cells, noise beside small claims, tokens compared."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from longgraft.config import GraftError
 from longgraft.eval import policy_plots
 from longgraft.eval.policy_report import markdown, verdict, write_report
-from longgraft.eval.policy_rows import geometric, overall, rows_of
+from longgraft.eval.policy_rows import METRICS, geometric, overall, rows_of
 
 ABOUT = {
     "model": "m", "draft": None, "new": 4, "dtype": "auto", "device": None,
@@ -87,6 +88,54 @@ def test_a_peer_that_failed_is_left_out_with_its_reason() -> None:
     assert found["speed_up"] == 1.0 and found["first_difference"] == 2 and "nodes" not in found
     assert verdict(next(row for row in rows if row["name"] == "llama.cpp")) == "-"
     assert [row["task"] for row in rows] == ["quote"] * 3 + ["chat"] * 3
+
+
+def test_end_to_end_counts_reading_and_every_token() -> None:
+    one = cell(1.0)
+    for run, seconds in zip(one["runs"], (6.0, 5.0, 6.0)):
+        run["end_to_end_s"] = seconds
+    values = {"kind": "peer", "token_ids": [1, 2, 3, 4], "timed_tokens": 3, "decode_s": 1.0, "cpu_s": 1.0}
+    one["runs"].insert(2, {"name": "lookup", **values, "end_to_end_s": 3.0})
+    found = row(one)
+    assert found["end_to_end"] == pytest.approx(1.2) and found["speed_up"] == 2.0
+    assert row(one, name="lookup")["end_to_end"] == 2.0 and row(one, name="lookup")["speed_up"] == 1.5
+    assert "| 1.20 |" in markdown([found], ABOUT, "c")
+
+
+def test_acceptance_lengths_over_all_and_over_drafted_rounds() -> None:
+    rounds = {"accepted_by_round": [(0, 0), (3, 2)], "new_tokens_by_round": [1, 3]}
+    found = row(cell(**rounds), cell(**rounds))
+    assert found["acceptance_length"] == 2.0 and found["acceptance_length_drafted"] == 3.0
+    assert math.isnan(row(cell())["acceptance_length_drafted"])
+
+
+def test_the_spread_is_told_where_there_is_one() -> None:
+    found = row(cell(1.0), cell(0.5), cell(0.4))
+    assert (found["speed_up_low"], found["speed_up_high"]) == (2.0, 5.0)
+    assert verdict(found) == "4.00x [2.00-5.00]"
+
+
+def test_known_answers_are_counted() -> None:
+    cells = [cell(), cell()]
+    for one, right in zip(cells, (True, False)):
+        one["runs"][1]["right"] = right
+    assert row(*cells)["right"] == 0.5 and "right" not in row(*cells, name="plain")
+
+
+def test_every_figure_is_explained_and_the_page_needs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(folder: Path, *_: Any) -> list[Path]:
+        (folder / "speed_up.png").write_bytes(b"picture")
+        return [folder / "speed_up.png"]
+
+    monkeypatch.setattr(policy_plots, "draw", draw)
+    about = ABOUT | {"model": "<m> & n", "environment": {"cores": 2, "commit": "abc"}}
+    write_report(tmp_path, [{**cell(), "commit": "0123abc"}], about, "longgraft bench 'a b'", lambda _: None)
+    page, text = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
+    for shown in (*METRICS, "2.00x", "0123abc", "cores"):
+        assert shown in text and shown in page
+    assert "&lt;m&gt; &amp; n" in page and "<m>" not in page
+    assert 'src="data:image/png;base64,cGljdHVyZQ=="' in page and "![speed_up](speed_up.png)" in text
+    assert not re.search(r"""(?:src|href)=["'](?!data:)|@import|url\(""", page)
 
 
 def test_nothing_generated_is_no_division() -> None:
