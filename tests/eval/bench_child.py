@@ -9,11 +9,11 @@ from longgraft.eval.policy_bench import run
 from longgraft.eval.policy_folder import Folder
 from longgraft.eval.policy_settings import BenchSettings
 
-TASKS = ("needle", "longbench/lcc", "specbench/rag", "chat")
+TASKS = ("longbench/lcc", "specbench/rag", "chat")
 
 
 def settings(model: str, costs: str) -> BenchSettings:
-    return BenchSettings(model, tasks=TASKS, contexts=(420,), new=8, policies=("plain", "adaptive"), cost_table=costs)
+    return BenchSettings(model, tasks=TASKS, contexts=(420,), new=6, policies=("plain", "adaptive"), cost_table=costs)
 
 
 def main(model: str, costs: str, out: str) -> None:

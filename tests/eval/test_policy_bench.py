@@ -273,14 +273,13 @@ def test_a_killed_and_resumed_run_gives_the_same_table(model: str, costs: str, t
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as child:
         assert child.stdout is not None
-        for _ in range(2):
-            assert child.stdout.readline() == b"cell\n"
+        assert child.stdout.readline() == b"cell\n"
         child.kill()
     found = len(read_cells(broken))
-    assert 2 <= found < len(read_cells(whole)) and not (broken / "report.md").exists()
+    assert 1 <= found < len(read_cells(whole)) and not (broken / "report.md").exists()
     with (broken / "cells.jsonl").open("a") as file:
         file.write('{"task": "chat", "cont')  # as if killed while writing
     run(bench_child.settings(model, costs), str(broken))
     assert table_of(broken) == table_of(whole)
     again = [timeless(cell) for cell in read_cells(broken)]
-    assert again == [timeless(cell) for cell in read_cells(whole)] and len(again) == 4
+    assert again == [timeless(cell) for cell in read_cells(whole)] and len(again) == 3
