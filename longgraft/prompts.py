@@ -91,10 +91,14 @@ def encode(engine: Engine, source: str | list[Any]) -> list[int]:
         return engine.encode(source)
     if not getattr(engine.tokenizer, "chat_template", None):
         raise GraftError("this model's tokenizer has no chat template: use --prompt or --prompt-file")
+    return engine.encode(templated(engine.tokenizer, source, return_dict=True)["input_ids"])
+
+
+def templated(tokenizer: Any, messages: list[Any], **options: Any) -> Any:
+    """Return what the tokenizer's chat template makes of messages; `GraftError` if it does not take them."""
     from jinja2 import TemplateError
 
     try:
-        encoded = engine.tokenizer.apply_chat_template(source, add_generation_prompt=True, return_dict=True)
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
     except (TemplateError, TypeError, KeyError, ValueError) as error:
         raise GraftError(f"the chat template does not take these messages: {error}") from error
-    return engine.encode(encoded["input_ids"])

@@ -108,7 +108,6 @@ OWNERS = {
     "llama_cpp": {"eval/peers.py"},
     "matplotlib": {"eval/policy_plots.py"},
     "llguidance": {"longgraft/matcher.py"},
-    "jinja2": {"eval/policy_html.py", "longgraft/prompts.py"},
     "datasets": {"eval/suite_files.py"},
     "lm_eval": {"eval/harness.py"},
     "gguf": {"longgraft/load_gguf.py", "longgraft/gguf_header.py"},
@@ -119,7 +118,7 @@ OWNERS = {
     "bs4": {"index/corpus_text.py"},
     "pypdf": {"index/corpus_text.py"},
     "watchfiles": {"index/corpus_watch.py"},
-    "jinja2": {"longgraft/report/page.py", "longgraft/prompts.py"},
+    "jinja2": {"longgraft/report/page.py", "longgraft/prompts.py", "eval/policy_html.py"},
     "rich": {"longgraft/render.py", "longgraft/cli.py", "longgraft/demo.py", "longgraft/corpora_show.py"},
     "typer": {
         "longgraft/cli.py",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longgraft.config import GraftError
+from longgraft.prompts import templated
 
 # Stands in the template where the message's text comes. No blanks: templates strip them.
 MARK = "MESSAGE-TEXT-GOES-HERE"
@@ -30,13 +31,7 @@ def frame_of(tokenizer: Any) -> Frame:
     """Return the frame of a user's message by the tokenizer's chat template; without one, a plain question's."""
     if not getattr(tokenizer, "chat_template", None):
         return Frame(beginning(tokenizer), tuple(text_ids(tokenizer, ANSWER)))
-    from jinja2 import TemplateError
-
-    messages = [{"role": "user", "content": MARK}]
-    try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except (TemplateError, TypeError, KeyError, ValueError) as error:
-        raise GraftError(f"the chat template takes no single message of a user: {error}") from error
+    text = templated(tokenizer, [{"role": "user", "content": MARK}], tokenize=False)
     if text.count(MARK) != 1:
         raise GraftError(f"the chat template writes a message {text.count(MARK)} times: expected once")
     head, tail = text.split(MARK)

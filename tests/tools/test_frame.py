@@ -45,7 +45,7 @@ def test_names_of_special_tokens_are_text(make: Any) -> None:
 
 
 def test_templates_that_take_no_message_are_named() -> None:
-    with pytest.raises(GraftError, match="takes no single message of a user: unknown role"):
+    with pytest.raises(GraftError, match="does not take these messages: unknown role"):
         frame_of(byte_level(template="{{ raise_exception('unknown role') }}"))
     with pytest.raises(GraftError, match="writes a message 2 times: expected once"):
         frame_of(byte_level(template="{{ messages[0].content }} {{ messages[0].content }}"))
