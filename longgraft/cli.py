@@ -22,6 +22,7 @@ from longgraft import __version__, corpora, evaluate
 from longgraft.bench import bench
 from longgraft.config import POLICIES, EngineConfig, GraftError, Output, SamplingParams
 from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice, refuse_unshown
+from longgraft.serve import serve
 from longgraft.tools.commands import ask, complete, edit
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ app = typer.Typer(
 
 app.add_typer(corpora.app, name="index")
 app.add_typer(evaluate.app, name="eval")
-for command in (bench, ask, edit, complete):
+for command in (bench, ask, edit, complete, serve):
     app.command()(command)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]

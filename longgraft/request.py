@@ -20,6 +20,10 @@ from longgraft.target import Progress
 OnTokens = Callable[[Seq[int]], None]
 
 
+class StageError(GraftError):
+    """An error inside a stage: not something that whoever asked can mend."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """What went wrong for one request, and in which stage."""
@@ -32,7 +36,7 @@ class Failure:
         if isinstance(self.error, GraftError):
             return self.error
         said = f"{type(self.error).__name__}: {self.error}".removesuffix(": ")
-        return GraftError(
+        return StageError(
             f"the request ended in an error of the {self.stage} ({said}); other requests are not affected"
         )
 

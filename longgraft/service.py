@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,12 +19,21 @@ from longgraft.config import GraftError, Output, SamplingParams
 from longgraft.references import References
 from longgraft.request import Failure, Request
 from longgraft.scheduler import Scheduler
+from longgraft.sequence import Sequence
 from longgraft.ticket import Ticket
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine, Prompt
 
 Order = Callable[[], None]
+
+
+class Busy(GraftError):
+    """Refused because too many requests are on their way: the same request may be taken later."""
+
+
+class Closed(GraftError):
+    """Refused or ended because the service takes no more requests."""
 
 
 class Service:
@@ -38,7 +48,8 @@ class Service:
         self._scheduler = Scheduler(engine)
         self._requests: dict[Ticket, Request | None] = {}
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._door, self._encoding = threading.Lock(), threading.Lock()
+        self._door = threading.Lock()
+        self.tokenizing = threading.Lock()  # whoever uses the tokenizer beside `submit` holds it: tokenizers keep state
         self._is_closing = self._is_draining = False
         self._thread = threading.Thread(target=self._work, name="longgraft", daemon=True)
         self._thread.start()
@@ -54,6 +65,11 @@ class Service:
         """Requests on their way."""
         return len(self._requests)
 
+    @property
+    def num_running(self) -> int:
+        """Those of them that compute; the others wait for room or for their turn."""
+        return len(self._scheduler.running)
+
     def submit(
         self,
         prompt: Prompt,
@@ -65,8 +81,8 @@ class Service:
     ) -> Ticket:
         """Hand in a request; `deadline`: seconds from now after which it ends with what it has.
 
-        Raises `GraftError` if the prompt or the grammar cannot be read, the service is closed or too many are on their
-        way; whatever else is wrong is the ticket's error.
+        Raises `GraftError` if the prompt or the grammar cannot be read, `Closed` or `Busy` if no more are taken or too
+        many are on their way; whatever else is wrong is the ticket's error.
         """
         since = time.perf_counter()
         prompt_ids = self._encoded(prompt)
@@ -77,14 +93,15 @@ class Service:
         def begin() -> None:
             seq = self.engine.open(prompt_ids, params or SamplingParams(), references=references, policy=policy)
             left = None if deadline is None else deadline - (time.perf_counter() - since)
-            request = self._scheduler.add(seq, progress=ticket.read, on_tokens=ticket.say, deadline=left)
+            told = partial(self._told, ticket, seq)
+            request = self._scheduler.add(seq, progress=ticket.read, on_tokens=told, deadline=left)
             self._requests[ticket] = request
 
         with self._door:
             if self._is_closing:
-                raise GraftError("the service is closed: it takes no more requests")
+                raise Closed("the service is closed: it takes no more requests")
             if len(self._requests) >= self.max_requests:
-                raise GraftError(f"{self.max_requests} requests are on their way already: try again later")
+                raise Busy(f"{self.max_requests} requests are on their way already: try again later")
             self._requests[ticket] = None
             self._orders.put(partial(self._guarded, ticket, "request", begin))
         return ticket
@@ -100,7 +117,7 @@ class Service:
     def _encoded(self, prompt: Prompt) -> list[int]:
         """Return token ids, made in the thread that asks: a long text would hold up everybody's round."""
         try:
-            with self._encoding:  # tokenizers keep state
+            with self.tokenizing:
                 return self.engine.encode(prompt)
         except GraftError:
             raise
@@ -113,7 +130,7 @@ class Service:
         self._scheduler.close()
         self._conclude(self._scheduler.sweep())
         for ticket in list(self._requests):
-            self._end(ticket, error=GraftError("the service was closed before the request began"))
+            self._end(ticket, error=Closed("the service was closed before the request began"))
 
     def _obey(self) -> None:
         """Carry out the orders that lie there; with nothing else to do, wait for one."""
@@ -145,6 +162,9 @@ class Service:
                 self._end(ticket, error=request.failure.sentence())
             else:
                 self._guarded(ticket, "tokenizer", partial(self._deliver, ticket, request))
+
+    def _told(self, ticket: Ticket, seq: Sequence, token_ids: Seq[int]) -> None:
+        ticket.say(token_ids, seq.logprobs[-len(token_ids) :] if seq.logprobs else ())
 
     def _deliver(self, ticket: Ticket, request: Request) -> None:
         self._end(ticket, self.engine.output(request.seq))

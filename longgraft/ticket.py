@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 
-from longgraft.config import GraftError, Output
+from longgraft.config import GraftError, Output, TokenLogprob
 
 
 class Ticket:
@@ -27,6 +27,7 @@ class Ticket:
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
         self._blocks: list[list[int]] = []
+        self.logprobs: list[TokenLogprob] = []  # of the tokens said so far, if they were asked for
         self._output: Output | None = None
         self._error: GraftError | None = None
         self._reading: tuple[int, int, float] | None = None
@@ -99,9 +100,16 @@ class Ticket:
         assert self._output is not None
         return self._output
 
-    def say(self, block: Seq[int] = (), output: Output | None = None, error: GraftError | None = None) -> None:
+    def say(
+        self,
+        block: Seq[int] = (),
+        logprobs: Seq[TokenLogprob] = (),
+        output: Output | None = None,
+        error: GraftError | None = None,
+    ) -> None:
         """Take news from whoever does the work: tokens, or the end."""
         with self._changed:
+            self.logprobs += logprobs
             if block:
                 self._blocks.append(list(block))
             self._output, self._error = output, error

@@ -1,0 +1,50 @@
+"""`POST /v1/chat/completions`. Knows what a chat request means; answers are `respond`'s."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from longgraft.server.answers import CHAT, ERRORS
+from longgraft.server.bodies import ChatRequest
+from longgraft.server.desk import Desk, desk_of, tenant_of
+from longgraft.server.follow import Job
+from longgraft.server.messages import render, template_options
+from longgraft.server.openai_form import ChatForm
+from longgraft.server.respond import respond
+from longgraft.server.sampling import params_of
+from longgraft.server.structure import grammar_of, tools_of
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", responses=CHAT | ERRORS, response_class=Response, tags=["openai"])
+async def chat_completions(body: ChatRequest, request: Request) -> Any:
+    """Answer a chat, whole or as a stream."""
+    desk = desk_of(request)
+    model = desk.check_model(body.model)
+    choices = desk.count(body, 1)
+    jobs = await desk.with_tokenizer(lambda: _jobs(desk, body, tenant_of(request), choices))
+    return await respond(request, jobs, ChatForm(desk, body, model, choices), bool(body.stream))
+
+
+def _jobs(desk: Desk, body: ChatRequest, tenant: str | None, choices: int) -> list[Job]:
+    grammar_of(body.response_format)
+    tools_of(body.tools, body.tool_choice)
+    tokenizer, extras = desk.engine.tokenizer, body.extras
+    options = template_options(body, tokenizer)
+    if body.tools:
+        options["tools"] = body.tools
+    prompt_ids = desk.engine.encode(render(tokenizer, body.messages, **options))
+    wanted = body.max_completion_tokens or body.max_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = params_of(body, desk.engine, desk.room_for(prompt_ids, wanted), logprobs)
+    prediction = body.prediction.text if body.prediction is not None else None
+    references = desk.references(extras, tenant, prediction)
+    job = Job(
+        prompt_ids, params, references, extras.policy, desk.deadline(extras), desk.predicted(references.prediction)
+    )
+    return [replace(job, params=replace(params, sample_index=number)) for number in range(choices)]

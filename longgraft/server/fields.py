@@ -1,0 +1,120 @@
+"""What requests of every kind hold: how tokens are chosen, where to stop, and our own extra fields.
+
+Knows pydantic; no engine. Fields nobody knows are ignored, as clients send many; those that are known, would change the
+answer and cannot be followed are refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from longgraft.config import POLICIES
+
+MOST_STOPS, MOST_CHOICES, MOST_BIASES = 64, 128, 1024
+
+
+def _no_text(value: Any) -> Any:
+    """Refuse what pydantic would turn into a number although JSON has numbers."""
+    if isinstance(value, str | bool):
+        raise ValueError("expected a number")
+    return value
+
+
+def _is_flag(value: Any) -> Any:
+    if value is not None and not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_text)]
+Number = Annotated[float, BeforeValidator(_no_text), Field(allow_inf_nan=False)]
+Flag = Annotated[bool, BeforeValidator(_is_flag)]
+StopText = Annotated[str, StringConstraints(min_length=1)]
+Stops = Annotated[list[StopText], Field(max_length=MOST_STOPS)]
+Seed = Annotated[Whole, Field(ge=-(2**63), lt=2**64)]
+TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
+
+
+class Extras(BaseModel):
+    """Our own fields: what else the answer may copy from, how it is drafted, and what is told of it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    corpora: list[str] | None = Field(None, max_length=16, description="Names of corpora; null: the server's own.")
+    documents: dict[str, str] | list[str] | None = Field(None, description="Texts, by name or in a list.")
+    prediction: str | None = Field(None, description="What the answer will probably look like.")
+    policy: Literal[POLICIES] | None = Field(None, description="How tokens are proposed; no policy changes the answer.")
+    metrics: Literal["none", "summary", "detailed"] = "summary"
+    spans: Flag = Field(False, description="Tell where each part of the answer was copied from.")
+    deadline: Number | None = Field(None, gt=0, description="End with what there is after so many seconds.")
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides text."""
+
+    include_usage: Flag | None = None
+
+
+class Sampled(BaseModel):
+    """Fields that all OpenAI requests share."""
+
+    model_config = ConfigDict(extra="allow")
+    refused: ClassVar[dict[str, Any]] = {
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "guided_json": None,
+        "guided_regex": None,
+        "guided_choice": None,
+        "guided_grammar": None,
+        "structured_outputs": None,
+        "prompt_embeds": None,
+        "bad_words": None,
+        "allowed_token_ids": None,
+        "logits_processors": None,
+    }
+
+    model: str | None = None
+    n: Whole | None = Field(None, ge=1, le=MOST_CHOICES)
+    temperature: Number | None = Field(None, ge=0)
+    top_p: Number | None = Field(None, gt=0, le=1)
+    top_k: Whole | None = Field(None, ge=-1)
+    min_p: Number | None = Field(None, ge=0, le=1)
+    presence_penalty: Number | None = Field(None, ge=-2, le=2)
+    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
+    repetition_penalty: Number | None = Field(None, gt=0)
+    logit_bias: dict[str, Number] | None = Field(None, max_length=MOST_BIASES)
+    seed: Seed | None = None
+    stop: StopText | Stops | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=MOST_STOPS)
+    ignore_eos: Flag | None = None
+    min_tokens: Whole | None = Field(None, ge=0)
+    stream: Flag | None = None
+    stream_options: StreamOptions | None = None
+    longgraft: Extras | None = None
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Any:
+        for name, neutral in self.refused.items():
+            value = (self.model_extra or {}).get(name)
+            if value is not None and value not in (neutral, [], {}):
+                raise ValueError(f"{name} is not supported: leave it out")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is for streams: set stream, or leave it out")
+        return self
+
+    @property
+    def extras(self) -> Extras:
+        """Our own fields, with defaults."""
+        return self.longgraft or Extras()
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
