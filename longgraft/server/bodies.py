@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from longgraft.server.fields import Flag, Number, Sampled, Seed, Stops, StopText, TokenId, Whole
+from longgraft.server.fields import Body, Flag, Number, Sampled, Seed, Stops, StopText, TokenId, Whole
 
 MOST_PROMPTS = 128
 Ids = Annotated[list[TokenId], Field(min_length=1)]
@@ -52,10 +52,10 @@ class ChatRequest(Sampled):
     }
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: Whole | None = Field(None, ge=1)
-    max_tokens: Whole | None = Field(None, ge=1)
+    max_completion_tokens: Whole | None = Field(default=None, ge=1)
+    max_tokens: Whole | None = Field(default=None, ge=1)
     logprobs: Flag | None = None
-    top_logprobs: Whole | None = Field(None, ge=0, le=20)
+    top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -84,10 +84,10 @@ class CompletionRequest(Sampled):
         | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
     )
     suffix: str | None = None
-    max_tokens: Whole | None = Field(None, ge=0)
-    logprobs: Whole | None = Field(None, ge=0, le=20)
+    max_tokens: Whole | None = Field(default=None, ge=0)
+    logprobs: Whole | None = Field(default=None, ge=0, le=20)
     echo: Flag | None = None
-    best_of: Whole | None = Field(None, ge=1)
+    best_of: Whole | None = Field(default=None, ge=1)
     response_format: dict[str, Any] | None = None
     add_special_tokens: Flag = True
 
@@ -103,26 +103,28 @@ class CompletionRequest(Sampled):
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one or several."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]
+        return list(self.prompt)
 
 
-class LlamaRequest(BaseModel):
+class LlamaRequest(Body):
     """What llama.cpp's two endpoints share. A number of tokens below 0 means: as many as the server allows."""
 
-    n_predict: Whole | None = Field(None, ge=-2)
-    temperature: Number | None = Field(None, ge=0)
-    top_k: Whole | None = Field(None, ge=-1)
-    top_p: Number | None = Field(None, ge=0, le=1)
-    min_p: Number | None = Field(None, ge=0, le=1)
-    repeat_penalty: Number | None = Field(None, gt=0)
+    n_predict: Whole | None = Field(default=None, ge=-2)
+    temperature: Number | None = Field(default=None, ge=0)
+    top_k: Whole | None = Field(default=None, ge=-1)
+    top_p: Number | None = Field(default=None, ge=0, le=1)
+    min_p: Number | None = Field(default=None, ge=0, le=1)
+    repeat_penalty: Number | None = Field(default=None, gt=0)
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     seed: Seed | None = None
     stop: StopText | Stops | None = None
     ignore_eos: Flag | None = None
     stream: Flag | None = None
-    t_max_predict_ms: Whole | None = Field(None, description="Stop at a line's end once this much time went by.")
+    t_max_predict_ms: Whole | None = Field(
+        default=None, description="Stop at a line's end once this much time went by."
+    )
 
 
 class LlamaCompletion(LlamaRequest):
@@ -147,12 +149,12 @@ class Infill(LlamaRequest):
     prompt: str | None = None
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """`POST /tokenize`: of a text (`prompt`, or llama.cpp's `content`) or of a chat."""
 
     prompt: str | None = None
     content: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(default=None, min_length=1)
     add_special_tokens: Flag | None = None
     add_special: Flag | None = None
     add_generation_prompt: Flag = True
@@ -165,13 +167,13 @@ class TokenizeRequest(BaseModel):
         return self
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """`POST /detokenize`."""
 
     tokens: list[TokenId]
 
 
-class CorpusRequest(BaseModel):
+class CorpusRequest(Body):
     """`POST /v1/longgraft/corpora`: bring documents under a name; a corpus of that name is replaced."""
 
     name: Name

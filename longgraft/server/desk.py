@@ -111,7 +111,7 @@ class Desk:
         limits = [one for one in (self.settings.request_seconds, extras.deadline) if one is not None]
         return min(limits, default=None)
 
-    def predicted(self, text: str | None) -> tuple[int, ...]:
+    def predicted(self, text: Any) -> tuple[int, ...]:
         """Return the token ids of a prediction; the caller holds the tokenizer."""
         return tuple(self.engine.encode(text)) if text else ()
 

@@ -6,7 +6,6 @@ leaves, and `api_error` makes one of anything.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,13 +65,13 @@ def api_error(error: BaseException) -> ApiError:
 
 def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the first mistake that checking a body against its schema found, and how many more there are."""
-    first = errors[0] if errors else {"loc": (), "msg": "not valid"}
+    first = errors[0]
     if first.get("type") == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     places = [[str(part) for part in one["loc"] if part != "body"] for one in errors]
     # Of a field that may have several forms there is one mistake for each.
-    where = ".".join(os.path.commonprefix([place for place in places if place[:1] == places[0][:1]])) if errors else ""
     same = [one for one, place in zip(errors, places) if place[:1] == places[0][:1]]
+    where = ".".join(places[0] if len(same) == 1 else places[0][:1])
     said = " or ".join(dict.fromkeys(str(one["msg"]).removeprefix("Value error, ") for one in same[:MOST_SAID]))
     more = f" (and mistakes in {len(errors) - len(same)} more places)" if len(errors) > len(same) else ""
     return ApiError(400, f"{where or 'body'}: {said}{more}", param=where or None)

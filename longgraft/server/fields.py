@@ -6,12 +6,14 @@ answer and cannot be followed are refused by name.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from longgraft.config import POLICIES
 
+HALF = re.compile("[\ud800-\udfff]")
 MOST_STOPS, MOST_CHOICES, MOST_BIASES = 64, 128, 1024
 
 
@@ -37,18 +39,57 @@ Seed = Annotated[Whole, Field(ge=-(2**63), lt=2**64)]
 TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
 
 
+def _is_policy(name: str) -> str:
+    if name not in POLICIES:
+        raise ValueError(f"expected one of {', '.join(POLICIES)}")
+    return name
+
+
+PolicyName = Annotated[str, AfterValidator(_is_policy), Field(json_schema_extra={"enum": list(POLICIES)})]
+
+
+def _half_character(value: Any) -> bool:
+    """Tell whether any text in a JSON value holds a lone surrogate, which is no character and breaks tokenizers."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            if not one.isascii() and HALF.search(one):
+                return True
+        elif isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list) and not (one and isinstance(one[0], int)):
+            left += one
+    return False
+
+
+class Body(BaseModel):
+    """Any body: text in it is text."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, values: Any) -> Any:
+        if _half_character(values):
+            raise ValueError("a text holds half a character (a lone surrogate): expected Unicode")
+        return values
+
+
 class Extras(BaseModel):
     """Our own fields: what else the answer may copy from, how it is drafted, and what is told of it."""
 
     model_config = ConfigDict(extra="forbid")
 
-    corpora: list[str] | None = Field(None, max_length=16, description="Names of corpora; null: the server's own.")
-    documents: dict[str, str] | list[str] | None = Field(None, description="Texts, by name or in a list.")
-    prediction: str | None = Field(None, description="What the answer will probably look like.")
-    policy: Literal[POLICIES] | None = Field(None, description="How tokens are proposed; no policy changes the answer.")
+    corpora: list[str] | None = Field(
+        default=None, max_length=16, description="Names of corpora; null: the server's own."
+    )
+    documents: dict[str, str] | list[str] | None = Field(default=None, description="Texts, by name or in a list.")
+    prediction: str | None = Field(default=None, description="What the answer will probably look like.")
+    policy: PolicyName | None = Field(
+        default=None, description="How tokens are proposed; no policy changes the answer."
+    )
     metrics: Literal["none", "summary", "detailed"] = "summary"
-    spans: Flag = Field(False, description="Tell where each part of the answer was copied from.")
-    deadline: Number | None = Field(None, gt=0, description="End with what there is after so many seconds.")
+    spans: Flag = Field(default=False, description="Tell where each part of the answer was copied from.")
+    deadline: Number | None = Field(default=None, gt=0, description="End with what there is after so many seconds.")
 
 
 class StreamOptions(BaseModel):
@@ -57,7 +98,7 @@ class StreamOptions(BaseModel):
     include_usage: Flag | None = None
 
 
-class Sampled(BaseModel):
+class Sampled(Body):
     """Fields that all OpenAI requests share."""
 
     model_config = ConfigDict(extra="allow")
@@ -76,20 +117,20 @@ class Sampled(BaseModel):
     }
 
     model: str | None = None
-    n: Whole | None = Field(None, ge=1, le=MOST_CHOICES)
-    temperature: Number | None = Field(None, ge=0)
-    top_p: Number | None = Field(None, gt=0, le=1)
-    top_k: Whole | None = Field(None, ge=-1)
-    min_p: Number | None = Field(None, ge=0, le=1)
-    presence_penalty: Number | None = Field(None, ge=-2, le=2)
-    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
-    repetition_penalty: Number | None = Field(None, gt=0)
-    logit_bias: dict[str, Number] | None = Field(None, max_length=MOST_BIASES)
+    n: Whole | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    temperature: Number | None = Field(default=None, ge=0)
+    top_p: Number | None = Field(default=None, gt=0, le=1)
+    top_k: Whole | None = Field(default=None, ge=-1)
+    min_p: Number | None = Field(default=None, ge=0, le=1)
+    presence_penalty: Number | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: Number | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: Number | None = Field(default=None, gt=0)
+    logit_bias: dict[str, Number] | None = Field(default=None, max_length=MOST_BIASES)
     seed: Seed | None = None
     stop: StopText | Stops | None = None
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=MOST_STOPS)
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=MOST_STOPS)
     ignore_eos: Flag | None = None
-    min_tokens: Whole | None = Field(None, ge=0)
+    min_tokens: Whole | None = Field(default=None, ge=0)
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     longgraft: Extras | None = None

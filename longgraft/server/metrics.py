@@ -52,7 +52,7 @@ class Metrics:
         self._first = self._histograms("time_to_first_token_seconds", "From asking to the first token", SECONDS)
         self._gap = self._histograms("inter_token_latency_seconds", "Time of a round by its tokens", GAPS)
         self._whole = self._histograms("e2e_request_latency_seconds", "From asking to the end", SECONDS)
-        self.registry.register(self)  # type: ignore[arg-type]
+        self.registry.register(self)
 
     def round(self, asked: float, gap: float | None, num_tokens: int) -> None:
         """Take in a round of one answer: when it was asked for, seconds since the last round (None: the first)."""

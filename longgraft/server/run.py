@@ -98,4 +98,5 @@ class Server:
 
 def serve(settings: ServerSettings, host: str, port: int, load: Callable[[], Any], tell: Tell) -> None:
     """Bind, load and serve until a signal; raises `GraftError` for what can be mended."""
-    Server(settings, bound(host, port), tell).run(load)
+    with bound(host, port) as opened:
+        Server(settings, opened, tell).run(load)
