@@ -131,7 +131,7 @@ class ListAnswer(Answer):
 
 
 Responses = dict[int | str, dict[str, Any]]
-STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+STREAM: dict[str, Any] = {"text/event-stream": {}}
 ERRORS: Responses = {
     400: {"model": ErrorAnswer, "description": "Something in the request is not right"},
     401: {"model": ErrorAnswer, "description": "No valid key"},
