@@ -56,6 +56,7 @@ def test_a_missing_extra_is_named() -> None:
         raise ModuleNotFoundError("No module named 'other'", name="other")
 
 
+@pytest.mark.slow
 def test_a_process_from_start_to_signal(tmp_path: Path) -> None:
     options = ["--model", save(tmp_path / "tiny"), "--port", "0", "--api-key", "secret", "--name", "tiny"]
     options += ["--cost-table", cheap_rows(tmp_path / "costs.json"), "--drain-seconds", "5"]

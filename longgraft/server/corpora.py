@@ -35,7 +35,8 @@ async def build(body: CorpusRequest, request: Request) -> dict[str, Any]:
     desk, tenant, documents = desk_of(request), tenant_of(request), body.documents
     if not isinstance(documents, dict):
         documents = {f"document {number}": text for number, text in enumerate(documents, 1)}
-    await desk.with_tokenizer(lambda: desk.shelf.build(body.name, tenant, documents, desk.engine.tokenizer))
+    # Without the tokenizer's lock, which would hold up everybody's requests: building only reads it.
+    await run_in_threadpool(desk.shelf.build, body.name, tenant, documents, desk.engine.tokenizer)
     return await run_in_threadpool(desk.shelf.row, body.name, tenant)
 
 

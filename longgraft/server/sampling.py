@@ -5,6 +5,7 @@ Knows both vocabularies; no engine but for the model's own defaults, which fill 
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,7 @@ def llama_params(body: LlamaRequest, engine: Any, new_tokens: int) -> SamplingPa
         max_new_tokens=new_tokens,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         ignore_eos=bool(body.ignore_eos),
-        seed=None if body.seed is None or body.seed < 0 else _seed(body.seed),
+        seed=_seed(None if body.seed is not None and body.seed < 0 else body.seed),
     )
     return resolved(params, engine)
 
@@ -65,8 +66,9 @@ def resolved(params: SamplingParams, engine: Any, more_ends: tuple[int, ...] = (
     return replace(params, eos_token_ids=(*(params.eos_token_ids or ()), *more_ends))
 
 
-def _seed(seed: int | None) -> int | None:
-    return None if seed is None else seed % 2**64
+def _seed(seed: int | None) -> int:
+    """Return a seed the engine takes; one that is drawn is told, and some clients' numbers hold 53 bits."""
+    return secrets.randbits(53) if seed is None else seed % 2**64
 
 
 def _bias(bias: dict[str, float] | None) -> dict[int, float] | None:

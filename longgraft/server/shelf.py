@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from longgraft.config import GraftError
 from longgraft.index.corpus_home import MANIFEST, NAME, folder_of, remove
-from longgraft.server.errors import ApiError
+from longgraft.server.errors import RATE, ApiError
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
@@ -30,6 +31,7 @@ class Shelf:
 
     def __init__(self, home: Path | None, shared: tuple[str, ...] = (), most: int = 64) -> None:
         self.home, self.most = home, most
+        self._building = threading.Lock()
         self.shared = {Path(name).name: folder_of(name) for name in shared}
         if len(self.shared) != len(shared):
             raise GraftError(f"corpora {', '.join(shared)}: expected different names")
@@ -60,9 +62,10 @@ class Shelf:
         return _row(name, folder, self.shared.get(name) == folder)
 
     def build(self, name: str, tenant: str | None, documents: Mapping[str, str], tokenizer: Any) -> None:
-        """Build a tenant's corpus of texts, in place of one of that name; raises `ApiError` or `GraftError`."""
-        from longgraft.index.corpus_build import build_corpus
+        """Build a tenant's corpus of texts, in place of one of that name; raises `ApiError` or `GraftError`.
 
+        One at a time: builds are long, and whoever waited for one would hold a thread that others need.
+        """
         if self.home is None:
             raise ApiError(403, "this server takes no corpora", code="corpora_closed")
         if not NAME.fullmatch(name) or name in self.shared:
@@ -70,7 +73,16 @@ class Shelf:
         names = self._names(tenant)
         if name not in names and len(names) >= self.most:
             raise ApiError(400, f"there are {self.most} corpora already: remove one first", code="too_many_corpora")
-        own = self._own(tenant)
+        if not self._building.acquire(blocking=False):
+            raise ApiError(429, "another corpus is being built: try again later", kind=RATE, code="building")
+        try:
+            self._build(self._own(tenant), name, documents, tokenizer)
+        finally:
+            self._building.release()
+
+    def _build(self, own: Path, name: str, documents: Mapping[str, str], tokenizer: Any) -> None:
+        from longgraft.index.corpus_build import build_corpus
+
         own.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".texts-", dir=own) as texts:
             for title, text in documents.items():

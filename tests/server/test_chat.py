@@ -72,6 +72,7 @@ def test_a_drawn_seed_is_told_and_gives_the_same_again(server: Server) -> None:
     assert first.choices[0].model_extra is not None
     again = client(server).chat.completions.create(seed=first.choices[0].model_extra["longgraft"]["seed"], **options)
     assert again.choices[0].message.content == first.choices[0].message.content
+    assert 0 <= first.choices[0].model_extra["longgraft"]["seed"] < 2**53
 
 
 def test_a_negative_seed_is_a_seed(server: Server) -> None:

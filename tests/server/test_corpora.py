@@ -127,6 +127,13 @@ def test_limits_and_refusals(server: Server) -> None:
             bob.delete(f"{HOME}/c{number}")
 
 
+def test_one_is_built_at_a_time(server: Server) -> None:
+    lock = server.desk.shelf._building
+    with of(server, "key-of-bob") as bob, lock:
+        made = bob.post(HOME, json={"name": "late", "documents": ["text"]})
+        assert made.status_code == 429 and made.headers["retry-after"] and "late" not in names(bob)
+
+
 def test_keys(server: Server) -> None:
     with http(server) as sender:
         assert sender.get("/health").status_code == 200
