@@ -120,7 +120,12 @@ OWNERS = {
     "bs4": {"index/corpus_text.py"},
     "pypdf": {"index/corpus_text.py"},
     "watchfiles": {"index/corpus_watch.py"},
-    "jinja2": {"longgraft/report/page.py", "longgraft/prompts.py", "longgraft/server/messages.py", "eval/policy_html.py"},
+    "jinja2": {
+        "longgraft/report/page.py",
+        "longgraft/prompts.py",
+        "longgraft/server/messages.py",
+        "eval/policy_html.py",
+    },
     "rich": {"longgraft/render.py", "longgraft/cli.py", "longgraft/demo.py", "longgraft/corpora_show.py"},
     "typer": {
         "longgraft/cli.py",
