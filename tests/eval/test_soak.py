@@ -17,8 +17,8 @@ def one_thread() -> Iterator[None]:
 
 
 def test_nothing_leaks_and_every_request_ends() -> None:
-    report = soak(60, seed=3)
+    report = soak(40, seed=3)
     assert report["wrong"] == []
-    assert sum(report["ends"].values()) == 60
+    assert sum(report["ends"].values()) == 40
     assert report["ends"]["error"] > 0 and sum(report["injected"].values()) > 0
-    assert report["ends"]["length"] > 20
+    assert report["ends"]["length"] > 12
