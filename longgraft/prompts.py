@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from longgraft.config import GraftError
 from longgraft.report.checks import check_report
+from longgraft.template import NO_TEMPLATE, has_template, template_ids, templated
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
@@ -89,16 +90,6 @@ def encode(engine: Engine, source: str | list[Any]) -> list[int]:
     """Return the token ids of a text or, through the tokenizer's chat template, of messages."""
     if isinstance(source, str):
         return engine.encode(source)
-    if not getattr(engine.tokenizer, "chat_template", None):
-        raise GraftError("this model's tokenizer has no chat template: use --prompt or --prompt-file")
-    return engine.encode(templated(engine.tokenizer, source, return_dict=True)["input_ids"])
-
-
-def templated(tokenizer: Any, messages: list[Any], **options: Any) -> Any:
-    """Return what the tokenizer's chat template makes of messages; `GraftError` if it does not take them."""
-    from jinja2 import TemplateError
-
-    try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
-    except (TemplateError, TypeError, KeyError, ValueError) as error:
-        raise GraftError(f"the chat template does not take these messages: {error}") from error
+    if not has_template(engine.tokenizer):
+        raise GraftError(f"{NO_TEMPLATE}: use --prompt or --prompt-file")
+    return engine.encode(template_ids(engine.tokenizer, templated(engine.tokenizer, source)))

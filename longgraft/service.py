@@ -164,6 +164,8 @@ class Service:
                 self._guarded(ticket, "tokenizer", partial(self._deliver, ticket, request))
 
     def _told(self, ticket: Ticket, seq: Sequence, token_ids: Seq[int]) -> None:
+        if seq.prompt_scores is not None:
+            ticket.prompt_logprobs = seq.prompt_scores.logprobs
         ticket.say(token_ids, seq.logprobs[-len(token_ids) :] if seq.logprobs else ())
 
     def _deliver(self, ticket: Ticket, request: Request) -> None:

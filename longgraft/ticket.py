@@ -28,6 +28,7 @@ class Ticket:
         self._listeners: list[Callable[[], None]] = []
         self._blocks: list[list[int]] = []
         self.logprobs: list[TokenLogprob] = []  # of the tokens said so far, if they were asked for
+        self.prompt_logprobs: Seq[TokenLogprob | None] = ()  # of the prompt, once it is read, if they were asked for
         self._output: Output | None = None
         self._error: GraftError | None = None
         self._reading: tuple[int, int, float] | None = None

@@ -15,6 +15,7 @@ from longgraft.server.desk import desk_of
 from longgraft.server.errors import ApiError
 from longgraft.server.messages import render
 from longgraft.server.metrics import CONTENT_TYPE
+from longgraft.template import template_ids
 
 router = APIRouter()
 STARTED = "started"
@@ -66,7 +67,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Any:
 
     def ids() -> list[int]:
         if body.messages is not None:
-            return render(tokenizer, body.messages, add_generation_prompt=body.add_generation_prompt)
+            rendered = render(tokenizer, body.messages, add_generation_prompt=body.add_generation_prompt)
+            return template_ids(tokenizer, rendered)
         # vLLM's texts begin as a prompt does, llama.cpp's do not.
         begins = body.add_special_tokens if body.prompt is not None else body.add_special
         special = body.prompt is not None if begins is None else begins

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from longgraft.server.fields import Body, Flag, Number, Sampled, Seed, Stops, StopText, TokenId, Whole
 
-MOST_PROMPTS = 128
+MOST_PROMPTS, MOST_TOOLS = 128, 128
 Ids = Annotated[list[TokenId], Field(min_length=1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")]
 
@@ -20,13 +20,32 @@ class TextPart(BaseModel):
     text: str
 
 
+class CalledFunction(BaseModel):
+    """What a call named; `arguments`: JSON text, or what it says."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, StringConstraints(min_length=1)]
+    arguments: str | dict[str, Any] = "{}"
+
+
+class Called(BaseModel):
+    """A tool call of an earlier answer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(BaseModel):
-    """One message of a chat; what else it holds (name, tool_calls ...) is the chat template's."""
+    """One message of a chat; what else it holds (name, tool_call_id ...) is the chat template's."""
 
     model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, StringConstraints(min_length=1)]
     content: str | list[TextPart] | None = None
+    tool_calls: list[Called] | None = None
 
 
 class Prediction(BaseModel):
@@ -57,9 +76,9 @@ class ChatRequest(Sampled):
     logprobs: Flag | None = None
     top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
     prediction: Prediction | None = None
-    response_format: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = Field(default=None, max_length=MOST_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: Flag | None = None
     modalities: list[Literal["text"]] | None = None
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
@@ -88,7 +107,6 @@ class CompletionRequest(Sampled):
     logprobs: Whole | None = Field(default=None, ge=0, le=20)
     echo: Flag | None = None
     best_of: Whole | None = Field(default=None, ge=1)
-    response_format: dict[str, Any] | None = None
     add_special_tokens: Flag = True
 
     @model_validator(mode="after")

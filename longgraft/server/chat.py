@@ -16,7 +16,8 @@ from longgraft.server.messages import render, template_options
 from longgraft.server.openai_form import ChatForm
 from longgraft.server.respond import respond
 from longgraft.server.sampling import params_of
-from longgraft.server.structure import grammar_of, tools_of
+from longgraft.server.structure import chat_structure, lead_of
+from longgraft.template import template_ids
 
 router = APIRouter()
 
@@ -32,19 +33,20 @@ async def chat_completions(body: ChatRequest, request: Request) -> Any:
 
 
 def _jobs(desk: Desk, body: ChatRequest, tenant: str | None, choices: int) -> list[Job]:
-    grammar_of(body.response_format)
-    tools_of(body.tools, body.tool_choice)
     tokenizer, extras = desk.engine.tokenizer, body.extras
     options = template_options(body, tokenizer)
     if body.tools:
         options["tools"] = body.tools
-    prompt_ids = desk.engine.encode(render(tokenizer, body.messages, **options))
+    prompt = render(tokenizer, body.messages, **options)
+    prompt_ids = desk.engine.encode(template_ids(tokenizer, prompt))
+    lead = lead_of(tokenizer.chat_template, prompt, body.chat_template_kwargs or {})
+    structure = chat_structure(body, tokenizer.chat_template, lead)
     wanted = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = params_of(body, desk.engine, desk.room_for(prompt_ids, wanted), logprobs)
+    params = replace(params, grammar=structure.grammar)
     prediction = body.prediction.text if body.prediction is not None else None
     references = desk.references(extras, tenant, prediction)
-    job = Job(
-        prompt_ids, params, references, extras.policy, desk.deadline(extras), desk.predicted(references.prediction)
-    )
+    predicted, deadline = desk.predicted(references.prediction), desk.deadline(extras)
+    job = Job(prompt_ids, params, references, extras.policy, deadline, predicted, structure=structure)
     return [replace(job, params=replace(params, sample_index=number)) for number in range(choices)]

@@ -17,8 +17,7 @@ from longgraft.server.follow import Job
 from longgraft.server.openai_form import CompletionForm
 from longgraft.server.respond import respond
 from longgraft.server.sampling import params_of
-from longgraft.server.scores import echoed
-from longgraft.server.structure import grammar_of
+from longgraft.server.structure import structure_of
 
 router = APIRouter()
 # OpenAI's own length for completions that name none.
@@ -36,17 +35,19 @@ async def completions(body: CompletionRequest, request: Request) -> Any:
 
 
 def _jobs(desk: Desk, body: CompletionRequest, tenant: str | None, choices: int) -> list[Job]:
-    grammar_of(body.response_format)
+    structure = structure_of(body)
     references, jobs = desk.references(body.extras, tenant), []
     predicted = desk.predicted(references.prediction)
     wanted = NEW_TOKENS if body.max_tokens is None else body.max_tokens
     for prompt in body.prompts:
         prompt_ids, ends = _encoded(desk, body, prompt)
         params = params_of(body, desk.engine, desk.room_for(prompt_ids, wanted), body.logprobs)
-        params = replace(params, eos_token_ids=(*(params.eos_token_ids or ()), *(() if body.ignore_eos else ends)))
-        before = echoed(_text(desk, prompt) if body.echo else "", bool(body.echo), body.logprobs)
+        ends = (*(params.eos_token_ids or ()), *(() if body.ignore_eos else ends))
+        params = replace(params, eos_token_ids=ends, grammar=structure.grammar)
+        params = replace(params, prompt_logprobs=body.logprobs if body.echo else None)
+        before = _text(desk, prompt) if body.echo else ""
         policy, deadline = body.extras.policy, desk.deadline(body.extras)
-        job = Job(prompt_ids, params, references, policy, deadline, predicted, before)
+        job = Job(prompt_ids, params, references, policy, deadline, predicted, before, structure)
         jobs += [replace(job, params=replace(params, sample_index=number)) for number in range(choices)]
     # Answers to one request that names no seed share one, so that each can be had again.
     return [replace(job, params=replace(job.params, seed=jobs[0].params.seed)) for job in jobs]

@@ -7,11 +7,15 @@ that the event loop always answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
+from longgraft.config import GraftError
 from longgraft.engine import Engine
+from longgraft.grammar import Grammar
 from longgraft.references import References
 from longgraft.server.errors import SERVER, ApiError
 from longgraft.server.fields import Extras, Sampled
@@ -19,6 +23,7 @@ from longgraft.server.follow import Clock, Follower, Job
 from longgraft.server.metrics import Metrics
 from longgraft.server.settings import ServerSettings
 from longgraft.server.shelf import Shelf
+from longgraft.server.structure import named
 from longgraft.service import Busy, Service
 
 T = TypeVar("T")
@@ -40,6 +45,12 @@ class Desk:
             raise ApiError(500, "the model has no tokenizer: a server needs one", kind=SERVER)
         self.shelf.check(engine)
         self.service = Service(engine, max_requests=self.settings.max_requests)
+
+    def warm(self) -> None:
+        """Make ready what the first request of its kind would wait for: grammars of a large vocabulary take seconds."""
+        if self.service is not None:
+            with suppress(GraftError):  # whoever asks for one is told
+                self.service.engine.grammars.compile(Grammar.json_object())
 
     def close(self) -> None:
         """End all answers."""
@@ -85,8 +96,8 @@ class Desk:
         """
         engine, pool = self.engine, self.engine.pool
         room = engine.max_context - len(prompt_ids)
-        if room < 1:
-            said = f"the prompt has {len(prompt_ids)} tokens: expected fewer than {engine.max_context}"
+        if room < (wanted != 0):
+            said = f"the prompt has {len(prompt_ids)} tokens: expected fewer than {engine.max_context + (wanted == 0)}"
             raise ApiError(400, f"{said}, the context limit", code="context_length_exceeded")
         if wanted is not None:
             return min(wanted, room)
@@ -132,6 +143,8 @@ class Desk:
 
     def _submit(self, service: Service, jobs: Sequence[Job]) -> list[Follower]:
         followers = list[Follower]()
+        for job in jobs:
+            named(job.structure.param or "", partial(service.engine.grammars.compile, job.params.grammar))
         try:
             for job in jobs:
                 ticket = service.submit(

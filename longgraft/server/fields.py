@@ -98,18 +98,32 @@ class StreamOptions(BaseModel):
     include_usage: Flag | None = None
 
 
+Schema = dict[str, Any] | str | bool
+Choices = Annotated[list[StopText], Field(min_length=1, max_length=MOST_CHOICES)]
+
+
+class Guided(BaseModel):
+    """vLLM's `structured_outputs`: one of several forms that an answer is held to."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: Schema | None = Field(default=None, alias="json", description="A JSON schema.")
+    regex: StopText | None = Field(default=None, description="In the syntax of Rust's regex crate.")
+    choice: Choices | None = None
+    grammar: StopText | None = Field(default=None, description="Lark, in llguidance's dialect.")
+    json_object: Flag | None = None
+    disable_any_whitespace: Flag = False
+
+
 class Sampled(Body):
-    """Fields that all OpenAI requests share."""
+    """Fields that all OpenAI requests share. `guided_...` are older names of what `structured_outputs` holds."""
 
     model_config = ConfigDict(extra="allow")
     refused: ClassVar[dict[str, Any]] = {
         "use_beam_search": False,
         "length_penalty": 1.0,
-        "guided_json": None,
-        "guided_regex": None,
-        "guided_choice": None,
-        "guided_grammar": None,
-        "structured_outputs": None,
+        "guided_decoding_backend": None,
+        "structural_tag": None,
         "prompt_embeds": None,
         "bad_words": None,
         "allowed_token_ids": None,
@@ -131,6 +145,12 @@ class Sampled(Body):
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=MOST_STOPS)
     ignore_eos: Flag | None = None
     min_tokens: Whole | None = Field(default=None, ge=0)
+    response_format: dict[str, Any] | None = None
+    structured_outputs: Guided | None = None
+    guided_json: Schema | None = None
+    guided_regex: StopText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: StopText | None = None
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     longgraft: Extras | None = None

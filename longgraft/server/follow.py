@@ -16,13 +16,17 @@ from typing import Any
 
 from longgraft.config import Output, SamplingParams, TokenLogprob
 from longgraft.references import References
+from longgraft.server.structure import PLAIN, Structure
 from longgraft.stream import TextStream
 from longgraft.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One answer to be: everything the engine must know. `predicted`: token ids of the prediction, if there is one."""
+    """One answer to be: everything the engine must know. `predicted`: token ids of the prediction, if there is one.
+
+    `prompt_text`: what is echoed. `structure`: how the answer is held to a form and read.
+    """
 
     prompt_ids: list[int]
     params: SamplingParams
@@ -31,6 +35,7 @@ class Job:
     deadline: float | None = None
     predicted: tuple[int, ...] = ()
     prompt_text: str = ""
+    structure: Structure = PLAIN
 
 
 @dataclass(slots=True)
@@ -69,6 +74,11 @@ class Follower:
         self.output: Output | None = None
         self._stream = TextStream(tokenizer, job.prompt_ids, job.params.stop)
         self._on_round = on_round
+
+    @property
+    def prompt_logprobs(self) -> Seq[TokenLogprob | None]:
+        """Those of the prompt, from the first piece on, if they were asked for."""
+        return self.output.prompt_logprobs if self.output is not None else self.ticket.prompt_logprobs
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield a piece a round and one at the end; raises the request's error."""

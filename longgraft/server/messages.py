@@ -6,30 +6,28 @@ Knows messages and a tokenizer's template; no engine and no endpoint.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Sequence
 from typing import Any
 
+from longgraft.config import GraftError
 from longgraft.server.bodies import ChatRequest, Message
 from longgraft.server.errors import ApiError
+from longgraft.template import NO_TEMPLATE, has_template, templated
 
 # What OpenAI's newer models call the role that templates know as system.
 ROLES = {"developer": "system"}
 JOINT = "\n"
 
 
-def render(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[int]:
-    """Return token ids of messages; raises `ApiError` for what the template does not take."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise ApiError(400, "this model has no chat template: use /v1/completions", param="messages")
-    from jinja2 import TemplateError
-
-    plain = [plain_message(message) for message in messages]
+def render(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
+    """Return what the template makes of messages; raises `ApiError` for what it does not take."""
+    if not has_template(tokenizer):
+        raise ApiError(400, f"{NO_TEMPLATE}: use /v1/completions", param="messages")
     try:
-        encoded = tokenizer.apply_chat_template(plain, return_dict=True, **options)
-    except (TemplateError, TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
-        said = str(error).encode("utf-8", "replace").decode()
-        raise ApiError(400, f"the chat template does not take these messages: {said}", param="messages") from error
-    return [int(token_id) for token_id in encoded["input_ids"]]
+        return templated(tokenizer, [plain_message(message) for message in messages], **options)
+    except GraftError as error:
+        raise ApiError(400, str(error), param="messages") from error
 
 
 def plain_message(message: Message) -> dict[str, Any]:
@@ -38,7 +36,18 @@ def plain_message(message: Message) -> dict[str, Any]:
     values["role"] = ROLES.get(message.role, message.role)
     content = message.content
     values["content"] = JOINT.join(part.text for part in content) if isinstance(content, list) else content or ""
+    for call in values.get("tool_calls", ()):
+        call["function"]["arguments"] = _read(call["function"]["arguments"])
     return values
+
+
+def _read(arguments: Any) -> Any:
+    """Return a call's arguments as templates expect them: what the JSON text says, or the text where it is none."""
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def template_options(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:

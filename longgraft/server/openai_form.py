@@ -20,16 +20,18 @@ from longgraft.server.desk import Desk
 from longgraft.server.events import DONE
 from longgraft.server.fields import Sampled
 from longgraft.server.follow import Follower, Piece
-from longgraft.server.scores import TokenTexts, chat_logprobs, completion_logprobs
+from longgraft.server.reading import AnswerReader
+from longgraft.server.scores import TokenTexts, chat_logprobs, completion_logprobs, echo_logprobs, joined
 
 FINGERPRINT = f"longgraft-{__version__}"
 # What ended an answer, in OpenAI's words; ours are among our own fields.
 REASONS = {"eos": "stop", "stop": "stop"}
 
 
-def reason(output: Output) -> str:
-    """Return OpenAI's word for why an answer ended."""
-    return REASONS.get(output.finish_reason, "length")
+def reason(output: Output, num_calls: int = 0) -> str:
+    """Return OpenAI's word for why an answer ended; one that was cut is so whatever calls it holds."""
+    found = REASONS.get(output.finish_reason, "length")
+    return "tool_calls" if num_calls and found == "stop" else found
 
 
 @dataclass
@@ -61,13 +63,13 @@ class OpenAIForm:
         choices = []
         for number, (follower, scores) in enumerate(zip(followers, logprobs)):
             assert follower.output is not None
-            choice = {"index": number, **self.answer(follower, scores), "finish_reason": reason(follower.output)}
+            choice = {"index": number, "finish_reason": reason(follower.output), **self.answer(follower, scores)}
             choices.append(choice | self._ours(follower))
         usage = {"usage": tally.usage(followers, self.choices)}
         return self._envelope(self.kind) | {"choices": choices} | usage | self._root(followers)
 
     def answer(self, follower: Follower, logprobs: Seq[Any]) -> dict[str, Any]:
-        """Return what one choice holds besides number and reason."""
+        """Return what one choice holds besides its number, and the reason if it is another than the engine's."""
         raise NotImplementedError
 
     def _envelope(self, kind: str) -> dict[str, Any]:
@@ -108,28 +110,33 @@ class ChatForm(OpenAIForm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._begun: set[int] = set()
+        self._readers: dict[int, AnswerReader] = {}
 
     def piece(self, number: int, piece: Piece, follower: Follower) -> list[dict[str, Any]]:
         """Return the chunks of one round, or of the end."""
         chunks = []
-        if number not in self._begun:
-            self._begun.add(number)
+        if number not in self._readers:
+            self._readers[number] = AnswerReader(follower.job.structure)
             chunks.append(self._delta(number, {"role": "assistant", "content": ""}))
-        if piece.output is None or piece.text:
-            scores = chat_logprobs(self.texts, piece.logprobs) if piece.logprobs else None
-            chunks.append(self._delta(number, {"content": piece.text}, scores))
+        reader, is_end = self._readers[number], piece.output is not None
+        deltas = reader.push(piece.text, is_end)
+        if not is_end and not deltas:
+            deltas = [{"content": ""}]  # a round that is not known to be text yet
+        scores = chat_logprobs(self.texts, piece.logprobs) if piece.logprobs else None
+        chunks += [self._delta(number, delta, None if at else scores) for at, delta in enumerate(deltas)]
         if piece.output is not None:
             last = self._delta(number, {})
-            last["choices"][0] |= {"finish_reason": reason(piece.output), **self._ours(follower)}
+            last["choices"][0] |= {"finish_reason": reason(piece.output, reader.num_calls), **self._ours(follower)}
             chunks.append(last)
         return chunks
 
     def answer(self, follower: Follower, logprobs: Seq[Any]) -> dict[str, Any]:
         """Return the message."""
-        message = {"role": "assistant", "content": follower.text, "refusal": None}
+        assert follower.output is not None
+        message = AnswerReader(follower.job.structure).whole(follower.text)
         scores = chat_logprobs(self.texts, logprobs) if follower.job.params.logprobs is not None else None
-        return {"message": message, "logprobs": scores}
+        ended = reason(follower.output, len(message.get("tool_calls", ())))
+        return {"message": message, "logprobs": scores, "finish_reason": ended}
 
     def _delta(self, number: int, delta: dict[str, Any], logprobs: Any = None) -> dict[str, Any]:
         return self._chunk([{"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": None}])
@@ -153,7 +160,7 @@ class CompletionForm(OpenAIForm):
         if given is None:
             given = len(follower.job.prompt_text)
             if follower.job.prompt_text:
-                chunks.append(self._text(number, follower.job.prompt_text))
+                chunks.append(self._text(number, follower.job.prompt_text, self._echo_scores(follower)))
         if piece.output is None or piece.text:
             scores = completion_logprobs(self.texts, piece.logprobs, given) if piece.logprobs else None
             chunks.append(self._text(number, piece.text, scores))
@@ -168,7 +175,16 @@ class CompletionForm(OpenAIForm):
         """Return the text."""
         before, wanted = follower.job.prompt_text, follower.job.params.logprobs is not None
         scores = completion_logprobs(self.texts, logprobs, len(before)) if wanted else None
+        if scores is not None and (echoed := self._echo_scores(follower)) is not None:
+            scores = joined(echoed, scores)
         return {"text": before + follower.text, "logprobs": scores}
+
+    def _echo_scores(self, follower: Follower) -> dict[str, Any] | None:
+        if follower.job.params.prompt_logprobs is None:
+            return None
+        return echo_logprobs(
+            self.texts, follower.job.prompt_ids, follower.prompt_logprobs, len(follower.job.prompt_text)
+        )
 
     def _text(self, number: int, text: str, logprobs: Any = None) -> dict[str, Any]:
         return self._chunk([{"index": number, "text": text, "logprobs": logprobs, "finish_reason": None}])

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from longgraft.server.desk import Desk, desk_of
@@ -49,7 +51,14 @@ async def respond(request: Request, jobs: Seq[Job], form: Form, stream: bool, un
         logprobs = await unless_gone(request.receive, _collected(desk, followers))
     except ClientGone:
         return Response(status_code=GONE)
-    return JSONResponse(form.whole(followers, logprobs))
+    if not _is_scored(jobs):
+        return JSONResponse(form.whole(followers, logprobs))
+    return await run_in_threadpool(lambda: JSONResponse(form.whole(followers, logprobs)))
+
+
+def _is_scored(jobs: Seq[Job]) -> bool:
+    """Say whether there are log-probabilities of prompts: writing down those of a long one takes seconds."""
+    return any(job.params.prompt_logprobs is not None for job in jobs)
 
 
 async def _collected(desk: Desk, followers: Seq[Follower]) -> list[list[Any]]:
@@ -63,12 +72,17 @@ async def _events(desk: Desk, followers: Seq[Follower], form: Form) -> AsyncIter
     pieces = _counted(desk, followers)
     try:
         async for number, piece in pieces:
-            # One chunk a round: whatever a round becomes is sent in one go.
-            yield b"".join(event(values) for values in form.piece(number, piece, followers[number]))
+            written = partial(_written, form, number, piece, followers[number])
+            yield await run_in_threadpool(written) if _is_scored([followers[number].job]) else written()
         if last := form.closing(followers):
             yield b"".join(event(values) for values in last)
     finally:
         await pieces.aclose()  # type: ignore[attr-defined]
+
+
+def _written(form: Form, number: int, piece: Piece, follower: Follower) -> bytes:
+    """Return what one round becomes; it is sent in one go."""
+    return b"".join(event(values) for values in form.piece(number, piece, follower))
 
 
 async def _counted(desk: Desk, followers: Seq[Follower]) -> AsyncIterator[tuple[int, Piece]]:

@@ -88,6 +88,7 @@ class Server:
             if not self.desk.is_draining:
                 self.desk.open(engine)
                 self._tell(f"serving {self.desk.settings.names[0]} at {self.url}")
+                self.desk.warm()
         except (GraftError, ApiError) as error:
             self._failure = GraftError(str(error))
         except BaseException as error:

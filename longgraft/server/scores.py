@@ -1,16 +1,15 @@
 """Log-probabilities of answers in OpenAI's shapes, and what `echo` adds.
 
-Knows tokens, their text and their log-probabilities; no endpoint. Log-probabilities of the prompt itself (`echo` with
-`logprobs`) are not computed yet: `echoed` says so.
+Knows tokens, their text and their log-probabilities; no endpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 from typing import Any
 
 from longgraft.config import TokenLogprob
-from longgraft.server.errors import ApiError
 
 UNFINISHED = "\ufffd"
 
@@ -20,11 +19,16 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}  # a long prompt's alternatives are the same few thousand tokens
 
     def text(self, token_id: int) -> str:
         """Return the token's own text; a part of a character is `bytes:` and its bytes, as OpenAI writes it."""
-        text = self._decoded(token_id)
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes(token_id)) if UNFINISHED in text else text
+        if (text := self._known.get(token_id)) is None:
+            text = self._decoded(token_id)
+            if UNFINISHED in text:
+                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes(token_id))
+            self._known[token_id] = text
+        return text
 
     def bytes(self, token_id: int) -> list[int]:
         """Return the token's bytes; those of a part of a character from its name in the vocabulary."""
@@ -50,14 +54,6 @@ def _byte_signs() -> dict[str, int]:
 BYTE_OF = _byte_signs()
 
 
-def echoed(prompt_text: str, echo: bool, logprobs: int | None) -> str:
-    """Return what stands before an answer; raises `ApiError` where the prompt's log-probabilities are asked for."""
-    if echo and logprobs is not None:
-        said = "echo with logprobs is not supported by this server: leave one out"
-        raise ApiError(400, said, param="echo", code="unsupported_parameter")
-    return prompt_text if echo else ""
-
-
 def chat_logprobs(texts: TokenTexts, logprobs: Seq[TokenLogprob]) -> dict[str, Any]:
     """Return log-probabilities as chats have them."""
 
@@ -71,15 +67,45 @@ def chat_logprobs(texts: TokenTexts, logprobs: Seq[TokenLogprob]) -> dict[str, A
 def completion_logprobs(texts: TokenTexts, logprobs: Seq[TokenLogprob], begin: int) -> dict[str, Any]:
     """Return log-probabilities as completions have them; `begin`: characters that stand before."""
     tokens = [texts.text(one.token_id) for one in logprobs]
-    offsets = [begin]
-    for token in tokens[:-1]:
-        offsets.append(offsets[-1] + len(token))
     return {
         "tokens": tokens,
         "token_logprobs": [_finite(one.logprob) for one in logprobs],
-        "top_logprobs": [{texts.text(i): _finite(value) for i, value in one.top} for one in logprobs],
-        "text_offset": offsets[: len(tokens)],
+        "top_logprobs": [_tops(texts, one) for one in logprobs],
+        "text_offset": [begin + offset for offset in _offsets(tokens)],
     }
+
+
+def echo_logprobs(
+    texts: TokenTexts, prompt_ids: Seq[int], logprobs: Seq[TokenLogprob | None], end: int
+) -> dict[str, Any]:
+    """Return those of a prompt that is echoed; the first token has none. `end`: characters of the echoed text.
+
+    What the text leaves out (special tokens) has a name here all the same, so offsets end where the text does.
+    """
+    tokens = [texts.text(token_id) for token_id in prompt_ids]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None if one is None else _finite(one.logprob) for one in logprobs],
+        "top_logprobs": [None if one is None else _tops(texts, one) for one in logprobs],
+        "text_offset": [min(offset, end) for offset in _offsets(tokens)],
+    }
+
+
+def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Return log-probabilities of two texts, one behind the other."""
+    return {name: [*values, *second[name]] for name, values in first.items()}
+
+
+def _offsets(tokens: Seq[str]) -> list[int]:
+    return list(accumulate(map(len, tokens), initial=0))[: len(tokens)]
+
+
+def _tops(texts: TokenTexts, one: TokenLogprob) -> dict[str, float]:
+    """Return alternatives by their text; of several with the same text the likeliest."""
+    found: dict[str, float] = {}
+    for token_id, value in one.top:
+        found.setdefault(texts.text(token_id), _finite(value))
+    return found
 
 
 def _finite(value: float) -> float:

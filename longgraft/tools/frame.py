@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longgraft.config import GraftError
-from longgraft.prompts import templated
+from longgraft.template import has_template, template_ids, templated
 
 # Stands in the template where the message's text comes. No blanks: templates strip them.
 MARK = "MESSAGE-TEXT-GOES-HERE"
@@ -29,13 +29,13 @@ class Frame:
 
 def frame_of(tokenizer: Any) -> Frame:
     """Return the frame of a user's message by the tokenizer's chat template; without one, a plain question's."""
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_template(tokenizer):
         return Frame(beginning(tokenizer), tuple(text_ids(tokenizer, ANSWER)))
-    text = templated(tokenizer, [{"role": "user", "content": MARK}], tokenize=False)
+    text = templated(tokenizer, [{"role": "user", "content": MARK}])
     if text.count(MARK) != 1:
         raise GraftError(f"the chat template writes a message {text.count(MARK)} times: expected once")
     head, tail = text.split(MARK)
-    return Frame(*(tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (head, tail)))
+    return Frame(*(tuple(template_ids(tokenizer, part)) for part in (head, tail)))
 
 
 def beginning(tokenizer: Any) -> tuple[int, ...]:

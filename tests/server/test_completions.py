@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from longgraft.server.run import Server
@@ -68,11 +67,6 @@ def test_log_probabilities(server: Server) -> None:
     assert found.tokens is not None and found.text_offset is not None
     assert len(found.tokens) == len(found.text_offset) == len(found.top_logprobs) == 6
     assert found.text_offset[0] == 0 and found.text_offset == sorted(found.text_offset)
-
-
-def test_the_prompts_own_log_probabilities_are_refused(server: Server) -> None:
-    with pytest.raises(openai.BadRequestError, match="echo"):
-        client(server).completions.create(model="tiny", prompt=PROMPT, echo=True, logprobs=1, max_tokens=1)
 
 
 def test_filling_in(server: Server) -> None:

@@ -14,9 +14,8 @@ from longgraft.server.errors import ApiError, api_error, of_validation
 from longgraft.server.fim import FAMILIES, Infiller
 from longgraft.server.keys import Keys, read_keys
 from longgraft.server.messages import plain_message, render, template_options
-from longgraft.server.scores import TokenTexts, chat_logprobs, completion_logprobs, echoed
+from longgraft.server.scores import TokenTexts, chat_logprobs, completion_logprobs, echo_logprobs, joined
 from longgraft.server.settings import ServerSettings
-from longgraft.server.structure import grammar_of, tools_of
 from longgraft.service import Busy, Closed
 from tests.server import live
 from tests.small_tokenizers import cleaning, sentencepiece
@@ -223,15 +222,16 @@ def test_shapes_of_log_probabilities() -> None:
     assert completion_logprobs(texts, [], 0)["text_offset"] == []
 
 
-def test_what_the_engine_cannot_do_is_refused() -> None:
-    assert grammar_of(None) is None and grammar_of({"type": "text"}) is None  # type: ignore[func-returns-value]
-    assert tools_of([], "auto") is None and tools_of([{}], "none") is None  # type: ignore[func-returns-value]
-    assert echoed("before", True, None) == "before" and echoed("before", False, 1) == ""
-    for refused in (
-        lambda: grammar_of({"type": "json_schema"}),
-        lambda: tools_of([{}], None),
-        lambda: echoed("", True, 0),
-    ):
-        with pytest.raises(ApiError, match="not supported") as caught:
-            refused()
-        assert caught.value.code == "unsupported_parameter"
+def test_log_probabilities_of_an_echo() -> None:
+    texts = TokenTexts(live.tokenizer())
+    ids = live.tokenizer()("<|start|> thea")["input_ids"]
+    rest = [TokenLogprob(ids[1], -0.5, ((ids[1], -0.5), (ids[1], -3.0))), TokenLogprob(ids[2], -1.0)]
+    found = echo_logprobs(texts, ids, [None, *rest], len(" thea"))
+    assert found == {
+        "tokens": ["<|start|>", " the", "a"],
+        "token_logprobs": [None, -0.5, -1.0],
+        "top_logprobs": [None, {" the": -0.5}, {}],  # of two with one text the likelier
+        "text_offset": [0, 5, 5],
+    }
+    both = joined(found, completion_logprobs(texts, rest[1:], 5))
+    assert both["tokens"] == [*found["tokens"], "a"] and both["text_offset"][-1] == 5
