@@ -15,7 +15,7 @@ from longgraft.server.follow import Job
 from longgraft.server.messages import render, template_options
 from longgraft.server.openai_form import ChatForm
 from longgraft.server.respond import respond
-from longgraft.server.sampling import params_of
+from longgraft.server.sampling import held, params_of
 from longgraft.server.structure import chat_structure, lead_of
 from longgraft.template import template_ids
 
@@ -44,7 +44,7 @@ def _jobs(desk: Desk, body: ChatRequest, tenant: str | None, choices: int) -> li
     wanted = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = params_of(body, desk.engine, desk.room_for(prompt_ids, wanted), logprobs)
-    params = replace(params, grammar=structure.grammar)
+    params = held(params, structure.grammar, tokenizer)
     prediction = body.prediction.text if body.prediction is not None else None
     references = desk.references(extras, tenant, prediction)
     predicted, deadline = desk.predicted(references.prediction), desk.deadline(extras)

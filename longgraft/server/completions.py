@@ -16,7 +16,7 @@ from longgraft.server.fim import Infiller
 from longgraft.server.follow import Job
 from longgraft.server.openai_form import CompletionForm
 from longgraft.server.respond import respond
-from longgraft.server.sampling import params_of
+from longgraft.server.sampling import held, params_of
 from longgraft.server.structure import structure_of
 
 router = APIRouter()
@@ -43,8 +43,8 @@ def _jobs(desk: Desk, body: CompletionRequest, tenant: str | None, choices: int)
         prompt_ids, ends = _encoded(desk, body, prompt)
         params = params_of(body, desk.engine, desk.room_for(prompt_ids, wanted), body.logprobs)
         ends = (*(params.eos_token_ids or ()), *(() if body.ignore_eos else ends))
-        params = replace(params, eos_token_ids=ends, grammar=structure.grammar)
-        params = replace(params, prompt_logprobs=body.logprobs if body.echo else None)
+        params = replace(params, eos_token_ids=ends, prompt_logprobs=body.logprobs if body.echo else None)
+        params = held(params, structure.grammar, desk.engine.tokenizer)
         before = _text(desk, prompt) if body.echo else ""
         policy, deadline = body.extras.policy, desk.deadline(body.extras)
         job = Job(prompt_ids, params, references, policy, deadline, predicted, before, structure)

@@ -66,6 +66,14 @@ def resolved(params: SamplingParams, engine: Any, more_ends: tuple[int, ...] = (
     return replace(params, eos_token_ids=(*(params.eos_token_ids or ()), *more_ends))
 
 
+def held(params: SamplingParams, grammar: Any, tokenizer: Any) -> SamplingParams:
+    """Return parameters with a grammar; its answer needs an end, the tokenizer's where the model names none."""
+    ends, own = params.eos_token_ids or (), getattr(tokenizer, "eos_token_id", None)
+    if grammar is not None and not ends and own is not None and not params.ignore_eos:
+        ends = (own,)
+    return replace(params, grammar=grammar, eos_token_ids=ends)
+
+
 def _seed(seed: int | None) -> int:
     """Return a seed the engine takes; one that is drawn is told, and some clients' numbers hold 53 bits."""
     return secrets.randbits(53) if seed is None else seed % 2**64

@@ -1,4 +1,4 @@
-"""Prompts that are scored, as evaluation suites ask: token ids in, the model's own log-probabilities out, every time."""
+"""Prompts that are scored, as evaluation suites ask: token ids in, the model's log-probabilities out, every time."""
 
 from __future__ import annotations
 
