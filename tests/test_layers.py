@@ -25,6 +25,8 @@ LAYERS = [
         "tool_calls",
         "trace",
         "tool_grammar",
+        "fim",
+        "template",
     },
     {"index"},
     {
@@ -122,8 +124,7 @@ OWNERS = {
     "watchfiles": {"index/corpus_watch.py"},
     "jinja2": {
         "longgraft/report/page.py",
-        "longgraft/prompts.py",
-        "longgraft/server/messages.py",
+        "longgraft/template.py",
         "eval/policy_html.py",
     },
     "rich": {"longgraft/render.py", "longgraft/cli.py", "longgraft/demo.py", "longgraft/corpora_show.py"},

@@ -12,7 +12,7 @@ from longgraft.server.answers import COMPLETION, ERRORS
 from longgraft.server.bodies import CompletionRequest
 from longgraft.server.desk import Desk, desk_of, tenant_of
 from longgraft.server.errors import ApiError
-from longgraft.server.fim import Infiller
+from longgraft.server.filling import filling
 from longgraft.server.follow import Job
 from longgraft.server.openai_form import CompletionForm
 from longgraft.server.respond import respond
@@ -59,8 +59,7 @@ def _encoded(desk: Desk, body: CompletionRequest, prompt: str | list[int]) -> tu
     if body.suffix:
         if not isinstance(prompt, str):
             raise ApiError(400, "suffix needs a prompt that is text", param="suffix")
-        infiller = Infiller(engine.tokenizer)
-        return engine.encode(infiller.prompt(prompt, body.suffix)), infiller.ends
+        return filling(engine, prompt, body.suffix)
     if isinstance(prompt, str) and not body.add_special_tokens:
         return engine.encode(engine.tokenizer(prompt, add_special_tokens=False)["input_ids"]), ()
     return engine.encode(prompt), ()

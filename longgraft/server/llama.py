@@ -19,7 +19,7 @@ from longgraft.server.answers import ERRORS, LLAMA
 from longgraft.server.bodies import Infill, LlamaCompletion, LlamaRequest
 from longgraft.server.desk import Desk, desk_of, tenant_of
 from longgraft.server.fields import Extras
-from longgraft.server.fim import Infiller
+from longgraft.server.filling import filling
 from longgraft.server.follow import Follower, Job, Piece
 from longgraft.server.respond import respond
 from longgraft.server.sampling import llama_params
@@ -43,12 +43,11 @@ async def infill(body: Infill, request: Request) -> Any:
     desk = desk_of(request)
 
     def made() -> Job:
-        infiller = Infiller(desk.engine.tokenizer)
         # What the user has typed already ends the prefix.
         prefix = body.input_prefix + (body.prompt or "")
-        prompt_ids = desk.engine.encode(infiller.prompt(prefix, body.input_suffix, body.input_extra or ()))
+        prompt_ids, ends = filling(desk.engine, prefix, body.input_suffix, body.input_extra or ())
         job = _job(desk, body, prompt_ids, request)
-        ends = () if body.ignore_eos else infiller.ends
+        ends = () if body.ignore_eos else ends
         return replace(job, params=replace(job.params, eos_token_ids=(*(job.params.eos_token_ids or ()), *ends)))
 
     return await _answered(request, body, await desk.with_tokenizer(made))

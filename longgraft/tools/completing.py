@@ -16,8 +16,8 @@ from typing import Any
 
 from longgraft.config import GraftError, SamplingParams
 from longgraft.engine import Engine
+from longgraft.fim import Surroundings, fim_prompt, fim_tokens, plain_prompt
 from longgraft.references import References
-from longgraft.tools.fim import Surroundings, fim_prompt, fim_tokens, plain_prompt
 from longgraft.tools.frame import beginning, text_ids
 from longgraft.tools.lines import lines_of
 from longgraft.tools.related import chosen, ranked, repository_files

@@ -46,7 +46,7 @@ def editor_ids() -> list[int]:
 
     pre, suf, mid, repo, file = (special(token) for token in live.FIM)
     other = EDITOR["input_extra"][0]
-    head = [repo, *ids("project\n"), file, *ids(f"double.py\n{other['text']}\n"), file, *ids("current\n")]
+    head = [repo, *ids("project\n"), file, *ids(f"double.py\n{other['text']}"), file, *ids("current\n")]
     return [*head, pre, *ids(EDITOR["input_prefix"] + "value"), suf, *ids(EDITOR["input_suffix"]), mid]
 
 

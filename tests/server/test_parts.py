@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from longgraft.config import GraftError, TokenLogprob
 from longgraft.request import StageError
 from longgraft.server.bodies import ChatRequest, File, Message
 from longgraft.server.errors import ApiError, api_error, of_validation
-from longgraft.server.fim import FAMILIES, Infiller
+from longgraft.server.filling import filling
 from longgraft.server.keys import Keys, read_keys
 from longgraft.server.messages import plain_message, render, template_options
 from longgraft.server.scores import TokenTexts, chat_logprobs, completion_logprobs, echo_logprobs, joined
@@ -155,42 +156,20 @@ def test_no_template_is_said() -> None:
 # Filling in ---------------------------------------------------------------------------------------------------------
 
 
-class Words:
-    """A tokenizer whose tokens are words; `special` are known by name."""
-
-    def __init__(self, special: list[str], begin: str | None = None) -> None:
-        self.special, self.unk_token, self.unk_token_id = special, "<unk>", 0
-        self.bos_token_id = None if begin is None else special.index(begin) + 1
-
-    def convert_tokens_to_ids(self, name: str) -> int:
-        return self.special.index(name) + 1 if name in self.special else 0
-
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        begin = [self.bos_token_id] if add_special_tokens and self.bos_token_id is not None else []
-        return {"input_ids": begin + [100 + len(word) for word in text.split()]}
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=[marks.prefix for marks in FAMILIES])
-def test_every_family_is_known_by_its_tokens(family: Any) -> None:
-    names = [name for name in (family.prefix, family.suffix, family.middle, *family.ends) if name]
-    infiller = Infiller(Words(names))
-    ids = infiller.prompt("a bb", "ccc")
-    pre, suf = names.index(family.prefix) + 1, names.index(family.suffix) + 1
-    texts = {"prefix": [pre, 101, 102], "suffix": [suf, 103]}
-    middle = [names.index(family.middle) + 1] if family.middle else []
-    assert ids == [i for part in family.order.split() for i in texts.get(part, middle)]
-    assert set(infiller.ends) == set(range(1, len(names) + 1))
-
-
-def test_other_files_without_marks_of_their_own_and_a_beginning() -> None:
-    names = ["<s>", "▁<PRE>", "▁<SUF>", "▁<MID>"]
-    assert Infiller(Words(names, "<s>")).prompt("a", "", [File(text="bb cc")]) == [1, 102, 102, 2, 101, 3, 4]
-
-
 def test_models_that_cannot_fill_in_say_so() -> None:
-    for tokenizer in (cleaning(), sentencepiece(), Words(["<fim_prefix>"])):
+    for tokenizer in (cleaning(), sentencepiece()):
         with pytest.raises(ApiError, match="no tokens for filling in"):
-            Infiller(tokenizer)
+            filling(SimpleNamespace(tokenizer=tokenizer), "a", "b")  # type: ignore[arg-type]
+
+
+def test_names_of_tokens_in_what_is_filled_in_are_text() -> None:
+    tokenizer = live.tokenizer()
+    engine: Any = SimpleNamespace(tokenizer=tokenizer, encode=list)
+    file = File(text="<|fim_prefix|>", filename="<|file_sep|>")
+    ids, ends = filling(engine, "<|fim_suffix|>", "<|end|>", [file])
+    counts = [ids.count(tokenizer.convert_tokens_to_ids(name)) for name in live.FIM]
+    assert counts == [1, 1, 1, 1, 2] and 1 not in ids
+    assert set(ends) == {tokenizer.convert_tokens_to_ids(name) for name in live.FIM}
 
 
 # Log-probabilities and forms ----------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from longgraft.tree import Source
 from tests.index.corpus_cases import write
 from tests.models import tiny_model
 from tests.saved_model import byte_level, cheap_rows, invoke, save
+from tests.test_fim import QWEN
 from tests.tools.scripted import quickly, writing
-from tests.tools.test_fim import QWEN
 
 PARAMS = SamplingParams(max_new_tokens=12, seed=1, temperature=0.0)
 APP = "from lib.shapes import area\n\n\ndef report(shape):\n    \n\nprint(report(3))\n"

@@ -1,8 +1,8 @@
 """Prompts for filling in the middle: which special tokens a model has for it, and what goes where.
 
-Knows a tokenizer's vocabulary, no files and no engine. A model is known by its tokens, not by its name. Formats are
-those of the models' own papers and cards: prefix, suffix, middle in this order, but for Mistral's, which has the suffix
-first and no middle; files of a repository before that, each behind a separator and its path.
+Knows a tokenizer's vocabulary; no files, no engine, no protocol. A model is known by its tokens, not by its name.
+Formats are those of the models' own papers and cards: prefix, suffix, middle in this order, but for Mistral's, which
+has the suffix first and no middle; files of a repository before that, each behind a separator and its path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ SUFFIX_FIRST = ("[PREFIX]", "[SUFFIX]")  # Codestral
 REPOSITORY = ("<|repo_name|>", "<repo_name>", "<reponame>")
 SEPARATOR = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<filename>")
 # What such models write behind the middle, besides their EOS.
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|fim_pad|>", "<fim_pad>", "<EOT>", "▁<EOT>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
+ENDS = (
+    "<|endoftext|>", "<|end_of_text|>", "<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<|file_separator|>", "<EOT>",
+    "▁<EOT>",
+    "<｜end▁of▁sentence｜>",  # noqa: RUF001
+)  # fmt: skip
 HASH_COMMENTS = frozenset(
     {".py", ".pyi", ".rb", ".sh", ".bash", ".toml", ".yaml", ".yml", ".pl", ".r", ".jl", ".cmake"}
 )
@@ -45,21 +49,32 @@ class FimTokens:
 
 def fim_tokens(tokenizer: Any) -> FimTokens | None:
     """Return the tokens for filling in; None if the tokenizer has none."""
-    vocab: dict[str, int] = tokenizer.get_vocab()
-    names = next((names for names in (*PREFIX_FIRST, SUFFIX_FIRST) if all(name in vocab for name in names)), None)
-    if names is None:
+    for family in (*PREFIX_FIRST, SUFFIX_FIRST):
+        ids = [token_id for name in family if (token_id := _known(tokenizer, name)) is not None]
+        if len(ids) == len(family):
+            break
+    else:
         return None
-    prefix, suffix, *middle = (vocab[name] for name in names)
-    repository, separator = (next((vocab[n] for n in kind if n in vocab), None) for kind in (REPOSITORY, SEPARATOR))
-    known = [prefix, suffix, *middle, *(vocab[name] for name in ENDS if name in vocab)]
-    known += [one for one in (repository, separator) if one is not None]
-    return FimTokens(prefix, suffix, middle[0] if middle else None, repository, separator, tuple(dict.fromkeys(known)))
+    prefix, suffix, *middle = ids
+    repository, separator = (next(iter(_all_known(tokenizer, kind)), None) for kind in (REPOSITORY, SEPARATOR))
+    ends = [*ids, *_all_known(tokenizer, ENDS), *(one for one in (repository, separator) if one is not None)]
+    return FimTokens(prefix, suffix, middle[0] if middle else None, repository, separator, tuple(dict.fromkeys(ends)))
+
+
+def _all_known(tokenizer: Any, names: Sequence[str]) -> list[int]:
+    return [token_id for name in names if (token_id := _known(tokenizer, name)) is not None]
+
+
+def _known(tokenizer: Any, name: str) -> int | None:
+    """Return the id of a token; asked one by one, as listing a whole vocabulary takes a tenth of a second."""
+    found = tokenizer.convert_tokens_to_ids(name)
+    return None if found is None or found == getattr(tokenizer, "unk_token_id", None) else found
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a completion is to fit: the repository's name, other files (path, text), the file, and both sides of the
-    cursor as token ids.
+    cursor as token ids. Without a path and other files nothing is said of a repository.
     """
 
     repository: str
@@ -76,11 +91,12 @@ def fim_prompt(tokens: FimTokens, begin: Sequence[int], around: Surroundings, en
         head = [*begin, *files]
     else:
         head = list(begin)
-        if tokens.repository is not None:
+        is_placed = tokens.repository is not None and bool(around.path)
+        if tokens.repository is not None and (is_placed or around.others):
             head += [tokens.repository, *encode(f"{around.repository}\n")]
         for path, text in around.others:
             head += [tokens.separator, *encode(f"{path}\n{_ended(text)}")]
-        if tokens.repository is not None or around.others:
+        if is_placed or around.others:
             head += [tokens.separator, *encode(f"{around.path}\n")]
     if tokens.middle is None:
         return [*head, tokens.suffix, *around.behind, tokens.prefix, *around.before]
