@@ -26,9 +26,15 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shelf")
 
 
+def words() -> dict[int, float]:
+    """A bias towards tokens that are words, so that an answer's text is read as the same tokens."""
+    names = {token_id: name for name, token_id in live.tokenizer().get_vocab().items()}
+    return {token_id: 100.0 for token_id, name in sorted(names.items()) if name[0] == "Ġ" and name[1:].isalpha()}
+
+
 @pytest.fixture(scope="module")
 def shared_text() -> str:
-    return str(plain(chat_ids(CHAT), max_new_tokens=20).text)
+    return str(plain(chat_ids(CHAT), max_new_tokens=20, logit_bias=words()).text)
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +109,18 @@ def test_names_stay_in_their_folder(server: Server, shelf: Path, name: str) -> N
 def test_shared_ones_are_used_unless_others_are_named(server: Server, shared_text: str) -> None:
     def sources(extras: dict[str, Any]) -> dict[str, int]:
         answer = client(server, "key-of-bob").chat.completions.create(
-            model="tiny", messages=CHAT, max_tokens=20, extra_body={"longgraft": extras}
+            model="tiny",
+            messages=CHAT,
+            max_tokens=20,
+            logit_bias={str(token_id): bias for token_id, bias in words().items()},
+            extra_body={"longgraft": extras},
         )
         assert answer.choices[0].message.content == shared_text and answer.choices[0].model_extra is not None
         return dict(answer.choices[0].model_extra["longgraft"]["sources"])
 
+    # Without the corpus first: afterwards the tenant's own answer could be copied instead.
     assert sources({"corpora": []}).get("corpus", 0) == 0
-    assert sources({}).keys() >= {"drawn"} and sources({"corpora": ["shared"]}).keys() >= {"drawn"}
+    assert sources({})["corpus"] > 8 and sources({"corpora": ["shared"]})["corpus"] > 8
 
 
 def test_limits_and_refusals(server: Server) -> None:
