@@ -53,7 +53,7 @@ class Stage:
         try:
             yield
         except Exception as error:  # whatever compilers, drivers and models raise
-            is_missing = any(words in str(error) for words in MISSING)
+            is_missing = isinstance(error, ModuleNotFoundError) or any(words in str(error) for words in MISSING)
             self.check(name, None if is_missing else False, f"{type(error).__name__}: {error}")
 
     def wait(self) -> None:

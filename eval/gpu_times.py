@@ -55,8 +55,7 @@ def forwards(stage: Stage) -> None:
     model = model_of(torch.float32 if stage.is_dry else torch.bfloat16, stage.device, 2, stage.is_dry)
     lengths = (300,) if stage.is_dry else LENGTHS
     for backend in ("auto", "triton"):
-        target = Target(model, backend)
-        with stage.contained(f"forwards {backend}"), target.session():
+        with stage.contained(f"forwards {backend}"), (target := Target(model, backend)).session():
             pool = target.new_pool(-(-(lengths[-1] + 64) // 256) + 1)
             for length in lengths:
                 cache = filled(target, pool, length)

@@ -294,10 +294,11 @@ def test_little_room_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_it_streams_and_serves() -> None:
     engine = engine_for(round="device")
     params = SamplingParams(max_new_tokens=16, temperature=0.0)
+    prompts = [prompt_of(60, seed) for seed in (0, 1)]  # made by the same model, which the service's thread holds below
     with Service(engine) as service:
-        outputs = [service.submit(prompt_of(60, seed), params) for seed in (0, 1)]
-        tokens = [ticket.result().token_ids for ticket in outputs]
-    assert tokens == [engine_for().generate(prompt_of(60, seed), params).token_ids for seed in (0, 1)]
+        tickets = [service.submit(prompt, params) for prompt in prompts]
+        tokens = [ticket.result().token_ids for ticket in tickets]
+    assert tokens == [engine_for().generate(prompt, params).token_ids for prompt in prompts]
 
 
 @pytest.mark.parametrize(
