@@ -10,33 +10,11 @@ import pytest
 
 from longgraft.config import GraftError
 from longgraft.engine import Engine
+from tests.eval.lm_tasks import CHOOSE, GENERATE
 from tests.saved_model import PROMPT, byte_level, calm, cheap_rows, invoke, save
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 pytest.importorskip("lm_eval")
-
-GENERATE = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
-test_split: test
-output_type: generate_until
-doc_to_text: "{{{{q}}}}"
-doc_to_target: "{{{{a}}}}"
-generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 12, do_sample: false, temperature: 0.0}}
-metric_list: [{{metric: exact_match}}]
-"""
-CHOOSE = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{q}}}}"
-doc_to_choice: choices
-doc_to_target: label
-metric_list: [{{metric: acc}}]
-"""
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import pytest
 
 from longgraft.engine import Engine
 from longgraft.server.run import Server
-from tests.eval.test_harness import CHOOSE, GENERATE
+from tests.eval.lm_tasks import CHOOSE, GENERATE
 from tests.saved_model import PROMPT, byte_level, calm, save
 from tests.server import live
 
