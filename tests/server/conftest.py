@@ -1,4 +1,4 @@
-"""One server for all tests of a module, which leaves nothing behind."""
+"""One server for all tests that need no other, which leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with live.serving(shelf=tmp_path_factory.mktemp("shelf"), max_body_bytes=1 << 20) as opened:
         yield opened

@@ -29,7 +29,7 @@ def test_an_answer_is_plain_decodings(server: Server) -> None:
     assert usage.completion_tokens_details.accepted_prediction_tokens == 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [0.9, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_a_stream_has_one_chunk_a_round_and_the_same_text(server: Server, temperature: float) -> None:
     options: Any = {"max_tokens": 20, "temperature": temperature, "seed": 7}
     expected = plain(chat_ids(CHAT), max_new_tokens=20, temperature=temperature, seed=7)
@@ -83,7 +83,7 @@ def test_a_negative_seed_is_a_seed(server: Server) -> None:
     assert answer.choices[0].message.content == expected.text
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_stop_strings_end_before_themselves_also_across_rounds(server: Server, stream: bool) -> None:
     whole = plain(chat_ids(CHAT), max_new_tokens=30)
     middle = len(whole.text) // 2
@@ -115,7 +115,8 @@ def test_tokens_that_stop(server: Server) -> None:
     [
         ({"presence_penalty": 1.5, "frequency_penalty": -0.5}, {"presence_penalty": 1.5, "frequency_penalty": -0.5}),
         ({"logit_bias": {"70": 100, "80": -100.0}}, {"logit_bias": {70: 100.0, 80: -100.0}}),
-        ({"top_p": 0.7, "temperature": 1.2, "seed": 3}, {"top_p": 0.7, "temperature": 1.2, "seed": 3}),
+        pytest.param({"top_p": 0.7, "temperature": 1.2, "seed": 3}, {"top_p": 0.7, "temperature": 1.2, "seed": 3},
+                     marks=pytest.mark.slow),
         ({"extra_body": {"top_k": 5, "min_p": 0.01}, "temperature": 1.0, "seed": 4},
          {"top_k": 5, "min_p": 0.01, "temperature": 1.0, "seed": 4}),
         ({"extra_body": {"repetition_penalty": 1.3, "top_k": -1}}, {"repetition_penalty": 1.3, "top_k": 0}),
@@ -232,7 +233,8 @@ def test_every_event_is_one_json_document(server: Server) -> None:
 async def _many(server: Server, number: int) -> list[str]:
     import asyncio
 
-    asker = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    sender = openai.DefaultAsyncHttpxClient(verify=False, trust_env=False)
+    asker = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, http_client=sender)
 
     async def ask(seed: int) -> str:
         answer = await asker.chat.completions.create(

@@ -185,7 +185,7 @@ def test_a_thought_before_the_form_is_told_apart(server: Server) -> None:
     """The template knows thoughts: they come first, outside the schema, and are no part of the content."""
     tokenizer(THINKING)
     end = grammars.tokenizer().convert_tokens_to_ids("</think>")
-    sent: dict[str, Any] = {"temperature": 1.0, "seed": 2, "max_tokens": 150, "logit_bias": {str(end): 4}}
+    sent: dict[str, Any] = {"temperature": 1.0, "seed": 2, "max_tokens": 90, "logit_bias": {str(end): 6}}
     form = {"structured_outputs": DENSE}
     message = ask(server, extra_body=form, **sent).choices[0].message
     assert grammars.fits(json.loads(message.content), grammars.PERSON)
