@@ -40,7 +40,7 @@ def _jobs(desk: Desk, body: ChatRequest, tenant: str | None, choices: int) -> li
     prompt = render(tokenizer, body.messages, **options)
     prompt_ids = desk.engine.encode(template_ids(tokenizer, prompt))
     lead = lead_of(tokenizer.chat_template, prompt, body.chat_template_kwargs or {})
-    structure = chat_structure(body, tokenizer.chat_template, lead)
+    structure = chat_structure(body, tokenizer, lead)
     wanted = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = params_of(body, desk.engine, desk.room_for(prompt_ids, wanted), logprobs)

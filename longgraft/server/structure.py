@@ -7,7 +7,7 @@ what holds an answer to its form and what reads it afterwards are decided togeth
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from longgraft.config import GraftError
@@ -15,7 +15,7 @@ from longgraft.grammar import Grammar, quoted
 from longgraft.server.bodies import ChatRequest
 from longgraft.server.errors import ApiError
 from longgraft.server.fields import Guided, Sampled
-from longgraft.tool_calls import style_of
+from longgraft.tool_calls import CLOSE, OPEN, style_of
 from longgraft.tool_grammar import tool_grammar
 
 FORMATS = ("text", "json_object", "json_schema")
@@ -56,9 +56,15 @@ def structure_of(body: Sampled, lead: str | None = None) -> Structure:
     return Structure(grammar, param, None, None if grammar.kind == "lark" else lead)
 
 
-def chat_structure(body: ChatRequest, chat_template: str | None, lead: str | None) -> Structure:
-    """Return the form of a chat's answer, tool calls included."""
+def chat_structure(body: ChatRequest, tokenizer: Any, lead: str | None) -> Structure:
+    """Return the form of a chat's answer, tool calls included.
+
+    What a tokenizer calls special is left out of texts: such marks hold an answer to its form but are not read in it.
+    """
+    unseen = set(tokenizer.all_special_tokens)
     free = structure_of(body, lead)
+    if free.lead in unseen:
+        free = replace(free, lead=None)
     if not body.tools or body.tool_choice == "none":
         # It is said of a choice without tools that it names none.
         named("tool_choice", lambda: tool_grammar([], body.tool_choice, "hermes"))
@@ -66,12 +72,13 @@ def chat_structure(body: ChatRequest, chat_template: str | None, lead: str | Non
     if free.grammar is not None:
         raise ApiError(400, f"{free.param} and tools exclude each other: leave one out, or set tool_choice to none",
                        param=free.param)  # fmt: skip
-    if (style := style_of(chat_template)) is None:
+    style = style_of(tokenizer.chat_template)
+    if style is None or (style == "hermes" and not unseen.isdisjoint((OPEN, CLOSE))):
         raise ApiError(400, NO_CALLS, param="tools", code="unsupported_parameter")
     tools, parallel = body.tools, body.parallel_tool_calls is not False
     named("tools", lambda: tool_grammar(tools, "auto", style))
     grammar = named("tool_choice", lambda: tool_grammar(tools, body.tool_choice, style, parallel=parallel, lead=lead))
-    return Structure(grammar, "tools", style, lead)
+    return Structure(grammar, "tools", style, None if lead in unseen else lead)
 
 
 def lead_of(chat_template: str | None, prompt: str, variables: dict[str, Any]) -> str | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longgraft.server.bodies import ChatRequest
+from longgraft.server.errors import ApiError
 from longgraft.server.reading import AnswerReader
-from longgraft.server.structure import Structure, lead_of
+from longgraft.server.structure import Structure, chat_structure, lead_of
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>'
 END = "</think>"
@@ -62,3 +65,15 @@ def test_when_a_model_thinks_first() -> None:
     assert lead_of(knows, "assistant\n", {}) == lead_of(knows, "assistant\n<think>\n", {}) == END
     assert lead_of(knows, "<think>\n\n</think>\n\n", {}) is None and lead_of("{{ x }}", "a", {}) is None
     assert lead_of(knows, "a", {"enable_thinking": False}) is None and lead_of(None, "a", {}) is None
+
+
+def test_marks_that_texts_leave_out_are_not_looked_for() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    made: Any = SimpleNamespace(chat_template="<tool_call> </think>", all_special_tokens=[END])
+    asked = {"messages": [{"role": "user", "content": "x"}]}
+    for more in ({"response_format": {"type": "json_object"}}, {"tools": tools}):
+        structure = chat_structure(ChatRequest.model_validate(asked | more), made, END)
+        assert structure.lead is None and structure.grammar is not None and structure.grammar.lead == END
+    made.all_special_tokens = ["</tool_call>"]
+    with pytest.raises(ApiError, match="no tool calls that can be read"):
+        chat_structure(ChatRequest.model_validate(asked | {"tools": tools}), made, None)
