@@ -10,9 +10,20 @@ from typing import Annotated
 import typer
 
 from longgraft.config import POLICIES, GraftError
+from longgraft.options import (
+    CostTable,
+    Device,
+    Draft,
+    Dtype,
+    ModelIfAny,
+    Quantize,
+    make,
+    mendable,
+    numbers,
+    quieten,
+    words,
+)
 
-Model = Annotated[str | None, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
-Draft = Annotated[str | None, typer.Option(metavar="NAME", help="A drafter for it; hub id or folder.")]
 Policies = Annotated[str | None, typer.Option(help=f"Some of {','.join(POLICIES)}. Default: all this drafter allows.")]
 TASKS = (
     "Some of rewrite,new_file,quote,chat,needle,needles,chain,common, and suites: specbench:FOLDER, longbench:FOLDER, "
@@ -26,10 +37,6 @@ Out = Annotated[
 New = Annotated[int, typer.Option(help="Most new tokens a run, up to 256.")]
 Seeds = Annotated[str, typer.Option(help="Each seed is another prompt of the same kind; 0-9 is ten of them.")]
 Pairs = Annotated[int, typer.Option(help="Interleaved repeats of every cell; 7 or more for small differences.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
-Quantize = Annotated[str | None, typer.Option(metavar="int8", help="8-bit weights for the model, on the CPU.")]
-Costs = Annotated[str | None, typer.Option(help="JSON file with frozen round costs. Default: measured once.")]
 Gates = Annotated[str | None, typer.Option(metavar="FILE", help="A drafter's thresholds, for pruned and paper.")]
 Peers = Annotated[str, typer.Option(help="What else to measure: some of transformers,lookup,assistant,llama.")]
 Gguf = Annotated[str | None, typer.Option(metavar="FILE", help="The model as one GGUF file, for the peer llama.")]
@@ -37,12 +44,11 @@ Traces = Annotated[list[str] | None, typer.Option(metavar="FILE", help="Trace fi
 Compare = Annotated[
     tuple[str, str] | None, typer.Option(metavar="A B", help="Measure nothing: compare two result folders, B over A.")
 ]
-MOST_NUMBERS = 10_000
 
 
 def bench(
     *,
-    model: Model = None,
+    model: ModelIfAny = None,
     out: Out = None,
     draft: Draft = None,
     policies: Policies = None,
@@ -54,7 +60,7 @@ def bench(
     dtype: Dtype = "auto",
     device: Device = None,
     quantize: Quantize = None,
-    cost_table: Costs = None,
+    cost_table: CostTable = None,
     gates: Gates = None,
     peers: Peers = "",
     gguf: Gguf = None,
@@ -62,8 +68,6 @@ def bench(
     compare: Compare = None,
 ) -> None:
     """Measure policies against plain decoding, task by task, beside what else could be used; writes a report."""
-    from longgraft.cli import make, mendable, quieten
-
     chosen = locals()
     with mendable():
         if compare is not None:
@@ -83,20 +87,3 @@ def bench(
         settings = make(BenchSettings, chosen | {"tasks": tuple(words(tasks)), "peers": tuple(words(peers))})
         report = run(settings, out, lambda line: typer.echo(line, err=True))
         typer.echo(summary(report, out))
-
-
-def words(text: str) -> list[str]:
-    """Split a list with commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def numbers(name: str, text: str) -> list[int]:
-    """Split a list of whole numbers, `0-3` being four of them; raises `GraftError` for anything else."""
-    found: list[int] = []
-    try:
-        for word in words(text):
-            first, dash, last = word.partition("-")
-            found += range(int(first), min(int(last if dash else first), int(first) + MOST_NUMBERS) + 1)
-    except ValueError:
-        raise GraftError(f"--{name} {text!r}: expected whole numbers with commas between them") from None
-    return found

@@ -9,18 +9,32 @@ sentence), 130 (Ctrl-C), 141 (the reader of stdout went away).
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from longgraft import __version__, corpora, evaluate
 from longgraft.bench import bench
-from longgraft.config import POLICIES, EngineConfig, GraftError, Output, SamplingParams
+from longgraft.config import EngineConfig, Output, SamplingParams
+from longgraft.options import (
+    Corpora,
+    CostTable,
+    Device,
+    Draft,
+    Dtype,
+    Exact,
+    Json,
+    MaxContext,
+    MaxNewTokens,
+    Model,
+    Policy,
+    Quantize,
+    Seed,
+    make,
+    mendable,
+    open_engine,
+    quieten,
+)
 from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice, refuse_unshown
 from longgraft.serve import serve
 from longgraft.tools.commands import ask, complete, edit
@@ -42,51 +56,26 @@ app.add_typer(evaluate.app, name="eval")
 for command in (bench, ask, edit, complete, serve):
     app.command()(command)
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
 Prompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt itself.")]
 PromptFile = Annotated[str | None, typer.Option("--prompt-file", "-f", help="Read the prompt from a file; - is stdin.")]
 Chat = Annotated[str | None, typer.Option(help='JSON file with messages: [{"role": "user", "content": ...}].')]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy. Default: as the model's generation config.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")]
 TopK = Annotated[int | None, typer.Option(help="Keep this many of the likeliest tokens; 0 is off.")]
 MinP = Annotated[float | None, typer.Option(help="Keep tokens of at least this share of the best one's probability.")]
 Penalty = Annotated[float | None, typer.Option(help="Divide the scores of tokens that occurred; 1 is off.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same output. Default: one is drawn and reported.")]
 Stop = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given several times.")
 ]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
-Quantize = Annotated[
-    str | None, typer.Option(metavar="int8", help="8-bit weights, on the CPU: half the bytes, a slightly other model.")
-]
-Exact = Annotated[
-    bool, typer.Option("--exact", help="Kernels whose rows are independent: bitwise plain decoding in bfloat16 too.")
-]
 MaxNodes = Annotated[int, typer.Option(help="Most proposed tokens a round.")]
 PrefillRows = Annotated[int, typer.Option(help="Prompt tokens in one forward.")]
-MaxContext = Annotated[int | None, typer.Option(help="Longest prompt + output in tokens. Default: the model's limit.")]
-CostTableFile = Annotated[str | None, typer.Option("--cost-table", help="JSON file with frozen round costs.")]
 Prediction = Annotated[str | None, typer.Option(metavar="FILE", help="What the output will probably look like.")]
 Documents = Annotated[
     list[str] | None,
     typer.Option("--document", metavar="FILE", help="A text to copy from; may be repeated."),
 ]
-Corpora = Annotated[
-    list[str] | None,
-    typer.Option("--corpus", metavar="NAME", help="A corpus (see index) to copy from; may be repeated."),
-]
-PolicyName = Annotated[
-    str, typer.Option("--policy", help=f"How tokens are proposed: {', '.join(POLICIES)}. plain: one a pass.")
-]
-DraftModel = Annotated[
-    str | None,
-    typer.Option("--draft", metavar="NAME", help="A drafter: smaller LM, EAGLE-3 head or DFlash; hub id or folder."),
-]
 Report = Annotated[str | None, typer.Option(metavar="FILE", help="Write a page: every token's source, round, tree.")]
 ComparePlain = Annotated[bool, typer.Option("--compare-plain", help="With --report: decode plainly too, and compare.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -114,14 +103,14 @@ def generate(
     stop: Stop = None,
     dtype: Dtype = "auto",
     device: Device = None,
-    policy: PolicyName = "adaptive",
-    draft: DraftModel = None,
+    policy: Policy = "adaptive",
+    draft: Draft = None,
     quantize: Quantize = None,
     exact: Exact = False,
     max_nodes: MaxNodes = 60,
     prefill_rows: PrefillRows = 512,
     max_context: MaxContext = None,
-    cost_table: CostTableFile = None,
+    cost_table: CostTable = None,
     prediction: Prediction = None,
     document: Documents = None,
     corpus: Corpora = None,
@@ -135,16 +124,24 @@ def generate(
     chosen = locals()
     with mendable():
         refuse_unshown(chosen)
-        asked = chosen | {"stop": tuple(stop or ()), "trace": report is not None}
-        params, config = make(SamplingParams, asked), make(EngineConfig, chosen)
-        refuse_stdin_twice(prompt_file, chat, prediction, *document or ())
-        source, references = read_prompt(prompt, prompt_file, chat), read_references(prediction, document, corpus)
-        engine = open_engine(model, config, chosen)
-        output = _shown(engine, encode(engine, source), params, references, chosen)
-        if as_json:
-            print_json(engine, output)
+        output = _generate(chosen)
     if output.finish_reason == "cancelled":
         raise typer.Exit(130)
+
+
+def _generate(chosen: dict[str, Any]) -> Output:
+    """Read what is to be read, load the model, generate, and print as the options say."""
+    asked = chosen | {"stop": tuple(chosen["stop"] or ()), "trace": chosen["report"] is not None}
+    params, config = make(SamplingParams, asked), make(EngineConfig, chosen)
+    documents = chosen["document"]
+    refuse_stdin_twice(chosen["prompt_file"], chosen["chat"], chosen["prediction"], *documents or ())
+    source = read_prompt(chosen["prompt"], chosen["prompt_file"], chosen["chat"])
+    references = read_references(chosen["prediction"], documents, chosen["corpus"])
+    engine = open_engine(chosen["model"], config, chosen)
+    output = _shown(engine, encode(engine, source), params, references, chosen)
+    if chosen["as_json"]:
+        print_json(engine, output)
+    return output
 
 
 @app.command()
@@ -163,14 +160,14 @@ def verify(
     seed: Seed = None,
     dtype: Dtype = "auto",
     device: Device = None,
-    policy: PolicyName = "adaptive",
-    draft: DraftModel = None,
+    policy: Policy = "adaptive",
+    draft: Draft = None,
     quantize: Quantize = None,
     exact: Exact = False,
     max_nodes: MaxNodes = 60,
     prefill_rows: PrefillRows = 512,
     max_context: MaxContext = None,
-    cost_table: CostTableFile = None,
+    cost_table: CostTable = None,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Go on behind each tie and count them.")] = False,
 ) -> None:
     """Check losslessness: grafted against plain decoding; the last line is JSON."""
@@ -201,22 +198,6 @@ def demo(
             typer.echo(json_line(values))
 
 
-@contextmanager
-def mendable() -> Iterator[None]:
-    """Turn what the user can mend, Ctrl-C and a closed pipe into a sentence and an exit code."""
-    try:
-        yield
-    except GraftError as error:
-        typer.echo(f"longgraft: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except BrokenPipeError:
-        # Nobody reads any more; the interpreter's own flush at exit must not complain about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(141) from None
-
-
 def _shown(engine: Engine, prompt_ids: list[int], params: SamplingParams, references: Any, chosen: Any) -> Output:
     """Generate, print as it comes, and write the report if one is wanted."""
     from longgraft.show import show
@@ -230,42 +211,6 @@ def _shown(engine: Engine, prompt_ids: list[int], params: SamplingParams, refere
         save_report(path, engine, prompt_ids, output, about=chosen, references=references, plainly=plainly)
         typer.echo(f"report: {path}", err=True)
     return output
-
-
-def make(kind: type[Any], chosen: dict[str, Any]) -> Any:
-    """Return a settings object from the options that are named as its fields."""
-    return kind(**{field.name: chosen[field.name] for field in fields(kind) if field.name in chosen})
-
-
-def quieten() -> None:
-    """Keep other libraries' logs and, off a terminal, their progress bars out of the way."""
-    import logging
-
-    is_shown = sys.stderr.isatty()
-    if not is_shown:
-        os.environ.setdefault("TQDM_DISABLE", "1")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    if not is_shown:
-        transformers_logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-
-
-# Options that say how a model is loaded.
-LOADING = ("dtype", "device", "draft", "quantize")
-
-
-def open_engine(model: str, config: EngineConfig, chosen: dict[str, Any]) -> Engine:
-    """Load a model as the options `LOADING` of `chosen` say; a bad cost table is reported before the long part."""
-    from longgraft.cost import CostTable
-
-    cost = CostTable.load(config.cost_table) if config.cost_table else None
-    quieten()
-    from longgraft.engine import Engine
-
-    return Engine.from_pretrained(model, config, cost=cost, **{name: chosen[name] for name in LOADING})
 
 
 def print_json(engine: Engine, output: Output) -> None:

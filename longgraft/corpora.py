@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longgraft.config import GraftError
+from longgraft.options import JsonAlone, mendable, quieten
 
 if TYPE_CHECKING:
     from longgraft.index.corpus import Corpus
@@ -32,7 +33,6 @@ Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="Files and f
 Tokenizer = Annotated[str, typer.Option("--tokenizer", "-t", help="Model with the tokenizer: hub id, folder, GGUF.")]
 Again = Annotated[str | None, typer.Option("--tokenizer", "-t", help="Where the tokenizer is now, if it was moved.")]
 MaxFileBytes = Annotated[int | None, typer.Option(help="Skip larger files (default 4 MiB; PDF: 16 times that).")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -40,8 +40,6 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def mended(**options: Any) -> None:
-        from longgraft.cli import mendable
-
         with mendable():
             function(**options)
 
@@ -50,7 +48,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 @command
 def build(
-    *, name: Name, paths: Paths, tokenizer: Tokenizer, max_file_bytes: MaxFileBytes = None, as_json: Json = False
+    *, name: Name, paths: Paths, tokenizer: Tokenizer, max_file_bytes: MaxFileBytes = None, as_json: JsonAlone = False
 ) -> None:
     """Build a corpus of files and folders; one of that name is replaced once the new one is whole."""
     from longgraft.corpora_show import building
@@ -67,7 +65,7 @@ def build(
 
 
 @command
-def update(*, name: Name, tokenizer: Again = None, as_json: Json = False) -> None:
+def update(*, name: Name, tokenizer: Again = None, as_json: JsonAlone = False) -> None:
     """Bring a corpus up to date with its files; only what is new is tokenised."""
     from longgraft.corpora_show import building
     from longgraft.index.corpus_build import refresh_corpus
@@ -99,7 +97,7 @@ def stats(
     *,
     name: Name,
     check: Annotated[bool, typer.Option("--check", help="Read everything and compare all checksums.")] = False,
-    as_json: Json = False,
+    as_json: JsonAlone = False,
 ) -> None:
     """Show what a corpus holds."""
     from longgraft.corpora_show import print_json, print_stats, summary
@@ -121,7 +119,7 @@ def search(
     tokens: Annotated[str | None, typer.Option("--tokens", help='Token ids to look for: "1, 2, 3".')] = None,
     limit: Annotated[int, typer.Option(help="Most places to show.")] = 8,
     tokenizer: Again = None,
-    as_json: Json = False,
+    as_json: JsonAlone = False,
 ) -> None:
     """Show where the end of a text, as much of it as occurs (at most 32 tokens), occurs."""
     from longgraft.corpora_show import found, print_found, print_json
@@ -144,7 +142,7 @@ def search(
 
 
 @command
-def list_(*, as_json: Json = False) -> None:
+def list_(*, as_json: JsonAlone = False) -> None:
     """List the corpora that have a name."""
     from longgraft.corpora_show import print_json, print_list, summary
     from longgraft.index.corpus import open_corpus
@@ -171,8 +169,6 @@ def rm(*, name: Name) -> None:
 
 def load_tokenizer(source: str) -> Any:
     """Return the tokenizer of a hub id, a folder, `FILE.gguf` or `hub/id:FILE.gguf`."""
-    from longgraft.cli import quieten
-
     quieten()
     from transformers import AutoTokenizer
 

@@ -13,20 +13,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longgraft.config import POLICIES, EngineConfig, GraftError
+from longgraft.config import EngineConfig, GraftError
+from longgraft.options import (
+    Corpora,
+    CostTable,
+    Device,
+    Draft,
+    Dtype,
+    MaxContext,
+    Model,
+    Policy,
+    Quantize,
+    make,
+    mendable,
+    open_engine,
+)
 
 if TYPE_CHECKING:
     from longgraft.server.settings import ServerSettings
 
 PARTS = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "starlette")
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
 Names = Annotated[
     list[str] | None, typer.Option("--name", help="What clients call the model; may be repeated. Default: --model.")
-]
-Draft = Annotated[str | None, typer.Option(metavar="NAME", help="A drafter for it; hub id or folder.")]
-Corpora = Annotated[
-    list[str] | None, typer.Option("--corpus", metavar="NAME", help="A corpus for everybody; may be repeated.")
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 is any free one.")]
@@ -45,14 +54,8 @@ Seconds = Annotated[float | None, typer.Option(help="End an answer with what it 
 Drain = Annotated[float, typer.Option(help="Seconds that answers have to end when the server is stopped.")]
 NoCorpora = Annotated[bool, typer.Option("--no-corpora", help="Clients may not bring corpora of their own.")]
 VllmMetrics = Annotated[bool, typer.Option("--vllm-metrics", help="/metrics under vLLM's names too.")]
-Policy = Annotated[str, typer.Option(help=f"How tokens are proposed: {', '.join(POLICIES)}.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
-Quantize = Annotated[str | None, typer.Option(metavar="int8", help="8-bit weights, on the CPU.")]
-MaxContext = Annotated[int | None, typer.Option(help="Longest prompt + answer in tokens. Default: the model's limit.")]
 KvMib = Annotated[int | None, typer.Option("--kv", metavar="MIB", help="Most memory for the KV cache.")]
 History = Annotated[int, typer.Option(help="Tokens of earlier answers kept, to copy from for the same tenant.")]
-CostTable = Annotated[str | None, typer.Option(help="JSON file with frozen round costs.")]
 
 
 def serve(
@@ -83,8 +86,6 @@ def serve(
     cost_table: CostTable = None,
 ) -> None:
     """Serve a model to clients of OpenAI's API and of llama.cpp's, until Ctrl-C."""
-    from longgraft.cli import make, mendable, open_engine
-
     chosen = locals()
     with mendable():
         config = make(EngineConfig, chosen | {"kv_bytes": None if kv is None else kv << 20})
@@ -95,7 +96,6 @@ def serve(
 
 
 def _settings(chosen: dict[str, Any]) -> ServerSettings:
-    from longgraft.cli import make
     from longgraft.index.corpus_home import home
     from longgraft.server.keys import read_keys
     from longgraft.server.settings import MIB, ServerSettings

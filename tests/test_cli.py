@@ -176,7 +176,8 @@ def test_colour_marks_sources_and_explains_them(folder: str, tmp_path: Path) -> 
 
 
 FLOOD = """
-from longgraft.cli import app, mendable
+from longgraft.cli import app
+from longgraft.options import mendable
 
 @app.command()
 def flood() -> None:

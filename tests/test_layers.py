@@ -94,6 +94,7 @@ LAYERS = [
         "evaluate",
         "corpora",
         "corpora_show",
+        "options",
         "report",
         "tools",
         "serve",
@@ -130,6 +131,7 @@ OWNERS = {
     "rich": {"longgraft/render.py", "longgraft/cli.py", "longgraft/demo.py", "longgraft/corpora_show.py"},
     "typer": {
         "longgraft/cli.py",
+        "longgraft/options.py",
         "longgraft/corpora.py",
         "longgraft/bench.py",
         "longgraft/evaluate.py",
@@ -152,6 +154,7 @@ OWNERS = {
         "longgraft/resolve.py",
         "longgraft/hf/",
         "longgraft/cli.py",
+        "longgraft/options.py",
         "longgraft/corpora.py",
         "longgraft/demo.py",
         "eval/",

@@ -14,27 +14,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longgraft.config import EngineConfig, GraftError, SamplingParams
+from longgraft.config import EngineConfig, GraftError, Output, SamplingParams
+from longgraft.options import (
+    CostTable,
+    Device,
+    Draft,
+    Dtype,
+    JsonAlone,
+    MaxContext,
+    MaxNewTokens,
+    Model,
+    Plain,
+    Quantize,
+    Seed,
+    make,
+    mendable,
+    open_engine,
+    say,
+)
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
     from longgraft.tools.asking import Desk
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder, FILE.gguf or hub/id:FILE.gguf.")]
-New = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")]
 NewIfAny = Annotated[
     int | None, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate. Default: what the file may need.")
 ]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same output. Default: one is drawn and reported.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
-Draft = Annotated[str | None, typer.Option(metavar="NAME", help="A drafter for the model; hub id or folder.")]
-Quantize = Annotated[str | None, typer.Option(metavar="int8", help="8-bit weights, on the CPU.")]
-MaxContext = Annotated[int | None, typer.Option(help="Longest prompt + output in tokens. Default: the model's limit.")]
-CostTable = Annotated[str | None, typer.Option("--cost-table", help="JSON file with frozen round costs.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Ordinary decoding, one token a pass, to compare with.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")]
 
 Words = Annotated[list[str], typer.Argument(metavar="FILE [QUESTION]", help="Documents (text, Markdown, HTML, PDF; - is stdin), then a question.")]  # fmt: skip  # noqa: E501
 Questions = Annotated[list[str] | None, typer.Option("--question", "-q", metavar="TEXT", help="A question; may be repeated.")]  # fmt: skip  # noqa: E501
@@ -69,7 +75,7 @@ def ask(
     save_prefix: SavePrefix = None,
     prefix: Prefix = None,
     prefill_rows: PrefillRows = 128,
-    max_new_tokens: New = 512,
+    max_new_tokens: MaxNewTokens = 512,
     temperature: Temperature = 0.0,
     seed: Seed = None,
     dtype: Dtype = "auto",
@@ -80,33 +86,34 @@ def ask(
     cost_table: CostTable = None,
     plain: Plain = False,
     no_marks: NoMarks = False,
-    as_json: Json = False,
+    as_json: JsonAlone = False,
 ) -> None:
     """Answer questions about documents, quotations marked with file and page or line.
 
     Without a question they are read first, then asked for one by one until Ctrl-D.
     """
     chosen = locals()
-    from longgraft.cli import make, mendable
-
     with mendable():
-        names, questions = split_words(words, question or [])
-        if "-" in names and not questions:
-            raise GraftError("- is stdin, where questions would be typed: give a question with --question")
-        from longgraft.tools.asking import bring_back, lay_out, read, typed_questions
-        from longgraft.tools.documents import read_documents
+        _ask(chosen, *split_words(words, question or []))
 
-        documents = read_documents(names)
-        engine = _engine(chosen)
-        desk = lay_out(engine, documents, questions, make(SamplingParams, chosen), fit)
-        if prefix is not None:
-            bring_back(desk, prefix)
-        if save_prefix is not None or not questions:
-            read(desk, save_prefix)
-        for one in questions or typed_questions():
-            is_whole = _answered(desk, one, as_json, no_marks, is_typed=not questions)
-            if questions and not is_whole:
-                raise typer.Exit(130)
+
+def _ask(chosen: dict[str, Any], names: list[str], questions: list[str]) -> None:
+    """Lay the documents out and answer; after an interruption no further question, unless they are typed."""
+    if "-" in names and not questions:
+        raise GraftError("- is stdin, where questions would be typed: give a question with --question")
+    from longgraft.tools.asking import bring_back, lay_out, read, typed_questions
+    from longgraft.tools.documents import read_documents
+
+    documents = read_documents(names)
+    desk = lay_out(_engine(chosen), documents, questions, make(SamplingParams, chosen), chosen["fit"])
+    if chosen["prefix"] is not None:
+        bring_back(desk, chosen["prefix"])
+    if chosen["save_prefix"] is not None or not questions:
+        read(desk, chosen["save_prefix"])
+    for one in questions or typed_questions():
+        is_whole = _answered(desk, one, chosen["as_json"], chosen["no_marks"], is_typed=not questions)
+        if questions and not is_whole:
+            raise typer.Exit(130)
 
 
 def split_words(words: list[str], questions: list[str]) -> tuple[list[str], list[str]]:
@@ -130,12 +137,12 @@ def _answered(desk: Desk, question: str, as_json: bool, no_marks: bool, *, is_ty
     except GraftError as error:
         if not is_typed:
             raise
-        _say(str(error))
+        say(str(error))
         return True
     if as_json:
         print(json_line(found.values()), flush=True)
     elif found.output.finish_reason in ("length", "context"):
-        _say(f"the answer was cut after {len(found.output.token_ids)} tokens: raise --max-new-tokens")
+        say(f"the answer was cut after {len(found.output.token_ids)} tokens: raise --max-new-tokens")
     if sys.stderr.isatty():
         print(summary_line(found.output), file=sys.stderr)
     return found.output.finish_reason != "cancelled"
@@ -157,37 +164,44 @@ def edit(
     max_context: MaxContext = None,
     cost_table: CostTable = None,
     plain: Plain = False,
-    as_json: Json = False,
+    as_json: JsonAlone = False,
 ) -> None:
     """Rewrite a file as told and print the change as a diff; --write puts it in place.
 
     Exit code 1: the answer was cut or cannot be trusted, and nothing was written.
     """
     chosen = locals()
-    from longgraft.cli import mendable
-
     with mendable():
         if not instruction.strip():
             raise GraftError("the instruction is empty: say what to change")
-        from longgraft.render import json_line, summary_line
-        from longgraft.tools.editing import rewrite
-        from longgraft.tools.source_file import read_source, write_source
+        output, is_whole = _edit(chosen)
+    if not is_whole:
+        raise typer.Exit(130 if output.finish_reason == "cancelled" else 1)
 
-        source = read_source(file)
-        params = SamplingParams(temperature=temperature, seed=seed)
-        found = rewrite(_engine(chosen), source, instruction, params, max_new_tokens)
-        is_written = write and found.raw is not None and found.raw != source.raw
-        if is_written and found.raw is not None:
-            write_source(source, found.raw)
-        print(json_line(found.values() | {"written": is_written})) if as_json else print(found.diff, end="", flush=True)
-        if found.raw is None:
-            _say(f"{file}: {found.reason}; nothing was written")
-        elif not found.diff:
-            _say(f"{file}: the answer changes nothing")
-        if sys.stderr.isatty():
-            print(summary_line(found.output), file=sys.stderr)
+
+def _edit(chosen: dict[str, Any]) -> tuple[Output, bool]:
+    """Rewrite the file, say what came of it, and return the answer and whether it is a whole file."""
+    from longgraft.render import json_line, summary_line
+    from longgraft.tools.editing import rewrite
+    from longgraft.tools.source_file import read_source, write_source
+
+    file, source = chosen["file"], read_source(chosen["file"])
+    params = SamplingParams(temperature=chosen["temperature"], seed=chosen["seed"])
+    found = rewrite(_engine(chosen), source, chosen["instruction"], params, chosen["max_new_tokens"])
+    is_written = chosen["write"] and found.raw is not None and found.raw != source.raw
+    if is_written and found.raw is not None:
+        write_source(source, found.raw)
+    if chosen["as_json"]:
+        print(json_line(found.values() | {"written": is_written}))
+    else:
+        print(found.diff, end="", flush=True)
     if found.raw is None:
-        raise typer.Exit(130 if found.output.finish_reason == "cancelled" else 1)
+        say(f"{file}: {found.reason}; nothing was written")
+    elif not found.diff:
+        say(f"{file}: the answer changes nothing")
+    if sys.stderr.isatty():
+        print(summary_line(found.output), file=sys.stderr)
+    return found.output, found.raw is not None
 
 
 def complete(
@@ -202,7 +216,7 @@ def complete(
     related_tokens: RelatedTokens = 2048,
     file_tokens: FileTokens = 4096,
     no_corpus: NoCorpus = False,
-    max_new_tokens: New = 128,
+    max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
     seed: Seed = None,
     dtype: Dtype = "auto",
@@ -212,12 +226,10 @@ def complete(
     max_context: MaxContext = None,
     cost_table: CostTable = None,
     plain: Plain = False,
-    as_json: Json = False,
+    as_json: JsonAlone = False,
 ) -> None:
     """Complete code at a place of a file, with what its repository says."""
     chosen = locals()
-    from longgraft.cli import make, mendable
-
     with mendable():
         from longgraft.prompts import read_file
         from longgraft.tools.completing import Budget, cursor_at, references_for, repository_corpus, request_for
@@ -227,7 +239,7 @@ def complete(
         params = make(SamplingParams, chosen | {"stop": ("\n",) if single_line else ()})
         request = request_for(engine, cursor, params, Budget(file_tokens, related_tokens))
         if request.note:
-            _say(request.note)
+            say(request.note)
         corpus = None if plain or no_corpus else repository_corpus(cursor.root, engine.tokenizer, model)
         output = _completed(engine, request, references_for(corpus), as_json)
     if output.finish_reason == "cancelled":
@@ -248,12 +260,6 @@ def _completed(engine: Engine, request: Any, references: Any, as_json: bool) -> 
 
 def _engine(chosen: dict[str, Any]) -> Engine:
     """Load the model as the options say."""
-    from longgraft.cli import make, open_engine
-
     policy = "plain" if chosen["plain"] else "adaptive"
     config = make(EngineConfig, chosen | {"policy": policy})
     return open_engine(chosen["model"], config, chosen)
-
-
-def _say(line: str) -> None:
-    print(f"longgraft: {line}", file=sys.stderr)
