@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,38 +17,36 @@ from longgraft.server.metrics import CONTENT_TYPE
 from longgraft.template import template_ids
 
 router = APIRouter()
-STARTED = "started"
 
 
 @router.get("/health", responses={503: ERRORS[503]}, tags=["about"])
-def health(request: Request) -> dict[str, str]:
+async def health(request: Request) -> dict[str, str]:
     """Say whether requests are answered."""
-    assert desk_of(request).ready
+    desk_of(request).check_ready()
     return {"status": "ok"}
 
 
 @router.get("/version", responses={401: ERRORS[401]}, tags=["about"])
-def version() -> dict[str, str]:
+async def version() -> dict[str, str]:
     """Say which version this is."""
     return {"version": __version__}
 
 
 @router.get("/v1/models", response_model=ListAnswer, responses={401: ERRORS[401], 503: ERRORS[503]}, tags=["openai"])
-def models(request: Request) -> dict[str, Any]:
+async def models(request: Request) -> dict[str, Any]:
     """List the names the model is served under."""
     return {"object": "list", "data": [_model(request, name) for name in desk_of(request).settings.names]}
 
 
 @router.get("/v1/models/{name:path}", responses=ERRORS, tags=["openai"])
-def model(name: str, request: Request) -> dict[str, Any]:
+async def model(name: str, request: Request) -> dict[str, Any]:
     """Tell about one of them."""
     return _model(request, desk_of(request).check_model(name))
 
 
 def _model(request: Request, name: str) -> dict[str, Any]:
     desk = desk_of(request)
-    created = getattr(request.app.state, STARTED, int(time.time()))
-    about = {"id": name, "object": "model", "created": created, "owned_by": "longgraft"}
+    about = {"id": name, "object": "model", "created": request.app.state.started, "owned_by": "longgraft"}
     return about | {"root": desk.settings.names[0], "parent": None, "max_model_len": desk.engine.max_context}
 
 
@@ -94,7 +91,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Any:
 
 
 @router.get("/tokenizer_info", responses={401: ERRORS[401], 503: ERRORS[503]}, tags=["tokens"])
-def tokenizer_info(request: Request) -> dict[str, Any]:
+async def tokenizer_info(request: Request) -> dict[str, Any]:
     """Tell what evaluation suites ask of a tokenizer."""
     engine = desk_of(request).engine
     tokenizer = engine.tokenizer

@@ -58,9 +58,8 @@ class Desk:
         if self.service is not None:
             self.service.close()
 
-    @property
-    def ready(self) -> Service:
-        """The service; an `ApiError` while the model is loading or the server ends."""
+    def check_ready(self) -> Service:
+        """Return the service; raises `ApiError` while the model is loading or the server ends."""
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", kind=SERVER, code="shutting_down")
         if self.service is None:
@@ -70,7 +69,7 @@ class Desk:
     @property
     def engine(self) -> Engine:
         """The engine; an `ApiError` while it is loading."""
-        return self.ready.engine
+        return self.check_ready().engine
 
     def check_model(self, name: str | None) -> str:
         """Return the name an answer bears; raises `ApiError` for a model that is not served."""
@@ -81,7 +80,7 @@ class Desk:
 
     async def with_tokenizer(self, act: Callable[[], T]) -> T:
         """Run something that uses the tokenizer, in a thread and alone."""
-        service = self.ready
+        service = self.check_ready()
 
         def alone() -> T:
             with service.tokenizing:
@@ -135,7 +134,7 @@ class Desk:
 
     async def submit(self, jobs: Sequence[Job]) -> list[Follower]:
         """Hand in all jobs of one request, or none of them; raises `ApiError` if there is no room."""
-        service = self.ready
+        service = self.check_ready()
         if service.num_requests + len(jobs) > self.settings.max_requests:
             self.metrics.refused()
             raise Busy(f"{service.num_requests} answers are on their way already: try again later")
