@@ -22,6 +22,11 @@ INVALID, RATE, SERVER = "invalid_request_error", "rate_limit_error", "server_err
 INTERNAL = "internal error of the server; its log says more"
 # A client that comes too early asks again after so many seconds.
 RETRY_AFTER = "1"
+HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": RETRY_AFTER},
+    503: {"Retry-After": RETRY_AFTER},
+}
 MOST_SAID = 4
 
 
@@ -42,10 +47,12 @@ class ApiError(Exception):
 
     def response(self) -> JSONResponse:
         """Return it as a response."""
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": RETRY_AFTER}}.get(self.status)
-        if self.status == 503:
-            headers = {"Retry-After": RETRY_AFTER}
-        return JSONResponse(self.values(), self.status, headers)
+        return JSONResponse(self.values(), self.status, HEADERS.get(self.status))
+
+
+def is_known(error: BaseException) -> bool:
+    """Say whether an error says all there is to say; any other is a fault of ours, and the log is to hold it."""
+    return isinstance(error, ApiError | GraftError)
 
 
 def api_error(error: BaseException) -> ApiError:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 
-from longgraft.server.errors import api_error
+from longgraft.server.errors import api_error, is_known
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -66,12 +66,16 @@ class EventStream(Response):
 
     async def _send(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        failure: Exception | None = None
         try:
             async for data in _pinged(self._events, self._ping):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except Exception as error:  # too late for a status
             await send({"type": "http.response.body", "body": event(api_error(error).values()), "more_body": True})
+            failure = error
         await send({"type": "http.response.body", "body": self._ends, "more_body": False})
+        if failure is not None and not is_known(failure):
+            raise failure  # for the server's log; the client has its answer
 
 
 async def begun(events: AsyncIterator[bytes], patience: float) -> AsyncIterator[bytes]:

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from longgraft.server.desk import Desk, desk_of
 from longgraft.server.errors import api_error
-from longgraft.server.events import DONE, ClientGone, EventStream, begun, event, unless_gone
+from longgraft.server.events import ClientGone, EventStream, begun, event, unless_gone
 from longgraft.server.follow import Follower, Job, Piece, merged
 
 # What servers say of a request whose client left; nobody reads it.
@@ -44,10 +44,11 @@ async def respond(request: Request, jobs: Seq[Job], form: Form, stream: bool, un
     followers = await desk.submit(jobs)
     for follower in followers:
         follower.ends_at = until(follower) if until is not None else None
-    if stream:
-        events = await begun(_events(desk, followers, form), desk.settings.ping_seconds)
-        return EventStream(events, desk.settings.ping_seconds, form.ends)
     try:
+        if stream:
+            first = begun(_events(desk, followers, form), desk.settings.ping_seconds)
+            events = await unless_gone(request.receive, first)
+            return EventStream(events, desk.settings.ping_seconds, form.ends)
         logprobs = await unless_gone(request.receive, _collected(desk, followers))
     except ClientGone:
         return Response(status_code=GONE)
@@ -98,6 +99,3 @@ async def _counted(desk: Desk, followers: Seq[Follower]) -> AsyncIterator[tuple[
         raise
     finally:
         await pieces.aclose()  # type: ignore[attr-defined]
-
-
-__all__ = ["DONE", "Form", "respond"]

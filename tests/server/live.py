@@ -28,6 +28,7 @@ TEMPLATE = """
 {% endfor %}{% if add_generation_prompt %}<|start|>assistant: {{ mood or '' }}{% endif %}"""
 FIM = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]
 CHAT = [{"role": "user", "content": "The quick brown fox"}]
+ENDLESS: dict[str, Any] = {"messages": CHAT, "max_tokens": 1500, "temperature": 1.0, "seed": 1}
 PROMPT = "def scale(values, factor):\n    return [value * factor for value in values]\n\ndef scale(values, fac"
 
 

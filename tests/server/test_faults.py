@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import socket
 import threading
@@ -10,17 +11,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from longgraft.config import GraftError
-from longgraft.server.run import Server, bound
-from longgraft.server.settings import ServerSettings
+from longgraft.server.run import Server
 from tests.server import live
-from tests.server.live import CHAT, PROMPT, chat_ids, client, http, idle, plain, wait_for
-
-ENDLESS: dict[str, Any] = {"messages": CHAT, "max_tokens": 1500, "temperature": 1.0, "seed": 1}
+from tests.server.live import CHAT, ENDLESS, PROMPT, chat_ids, client, http, plain, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +57,32 @@ def test_work_stops_when_the_client_leaves(server: Server, stream: bool) -> None
             assert b"200 OK" in connection.recv(4096)
         wait_for(lambda: service.num_running == 1)
         assert plain_is_served(server)
-    begin = time.monotonic()
-    wait_for(lambda: idle(server))
-    assert time.monotonic() - begin < 20  # 1,500 tokens take longer
+        (ticket,) = service._requests
+    output = ticket.result(60)
+    assert output.finish_reason == "cancelled" and len(output.token_ids) < ENDLESS["max_tokens"]
+
+
+def test_a_client_that_leaves_before_the_first_event_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with live.serving() as opened:  # its pings come too late to find out by
+        service = opened.desk.service
+        assert service is not None
+        forward, has_begun, goes_on = service.engine.target.forward, threading.Event(), threading.Event()
+
+        def held(*segments: Any, **options: Any) -> Any:
+            has_begun.set()
+            assert goes_on.wait(60)
+            return forward(*segments, **options)
+
+        monkeypatch.setattr(service.engine.target, "forward", held)
+        try:
+            body = json.dumps({**ENDLESS, "stream": True}).encode()
+            host, port = opened.url.removeprefix("http://").split(":")
+            with socket.create_connection((host, int(port)), timeout=30) as connection:
+                connection.sendall(posted("/v1/chat/completions", body))
+                assert has_begun.wait(30)
+            wait_for(lambda: service._orders.qsize() > 0, 10)  # the order to cancel it
+        finally:
+            goes_on.set()
 
 
 def plain_is_served(server: Server) -> bool:
@@ -204,6 +223,25 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(server: Server, monkeypa
     assert plain_is_served(server)
 
 
+def test_a_fault_of_the_server_in_the_middle_of_a_stream_is_in_its_log(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*arguments: Any) -> Any:
+        raise ZeroDivisionError("inner matters")
+
+    monkeypatch.setattr("longgraft.server.openai_form.ChatForm.closing", broken)
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    try:
+        with http(server) as sender:
+            asked = {"messages": CHAT, "max_tokens": 4, "stream": True}
+            *_, error, last = live.events(sender.post("/v1/chat/completions", json=asked))
+        assert last == "[DONE]" and json.loads(error)["error"]["code"] is None and "inner matters" not in error
+        wait_for(lambda: "inner matters" in caplog.text)
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
 def test_a_long_silence_is_filled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     service = server.desk.service
     assert service is not None
@@ -220,7 +258,7 @@ def test_a_long_silence_is_filled(server: Server, monkeypatch: pytest.MonkeyPatc
 
 
 def test_characters_split_over_tokens_arrive_whole(server: Server) -> None:
-    """A model that may say nothing but the bytes of one emoji, one byte a token and one token a round."""
+    """A model that may say nothing but the bytes of one emoji in any order, one byte a token and one token a round."""
     tokenizer = live.tokenizer()
     word = tokenizer("🦖", add_special_tokens=False)["input_ids"]
     assert len(word) > 2
@@ -239,8 +277,7 @@ def test_characters_split_over_tokens_arrive_whole(server: Server) -> None:
     for chunk in client(server).chat.completions.create(stream=True, extra_body=extras, **options):
         pieces.append(chunk.choices[0].delta.content or "")
     assert "".join(pieces) == expected.text
-    whole = [piece for piece in pieces if "🦖" in piece]
-    assert expected.text.count("🦖") == sum(piece.count("🦖") for piece in whole)
+    assert set(expected.text) - {"\ufffd"}  # some characters came whole, from several rounds each
 
 
 def test_a_deadline_ends_an_answer_with_what_there_is(server: Server) -> None:
@@ -251,69 +288,3 @@ def test_a_deadline_ends_an_answer_with_what_there_is(server: Server) -> None:
     assert choice.finish_reason == "length" and choice.model_extra is not None
     assert choice.model_extra["longgraft"]["finish_reason"] == "deadline"
     assert answer.usage is not None and answer.usage.completion_tokens < 1500
-
-
-# Beginning and end --------------------------------------------------------------------------------------------------
-
-
-def test_a_port_in_use() -> None:
-    with bound("127.0.0.1", 0) as taken, pytest.raises(GraftError, match="cannot be listened on"):
-        bound("127.0.0.1", taken.getsockname()[1])
-
-
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70000), ("not a host", 0), ("256.1.1.1", 0)])
-def test_an_address_that_is_none(host: str, port: int) -> None:
-    with pytest.raises(GraftError):
-        bound(host, port)
-
-
-def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
-    def missing() -> Any:
-        raise GraftError("the model 'nowhere' was not found")
-
-    with pytest.raises(GraftError, match="nowhere"):
-        Server(ServerSettings(("tiny",)), bound("127.0.0.1", 0)).run(missing)
-
-
-def test_while_it_loads_it_says_so() -> None:
-    loaded = threading.Event()
-
-    def slowly() -> Any:
-        loaded.wait(30)
-        return live.tiny_engine()
-
-    server = Server(ServerSettings(("tiny",)), bound("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=(slowly,))
-    thread.start()
-    try:
-        with http(server) as sender:
-            for response in (sender.get("/health"), sender.post("/completion", json={"prompt": "x"})):
-                assert response.status_code == 503 and response.json()["error"]["code"] == "loading"
-                assert response.headers["retry-after"] == "1"
-            loaded.set()
-            wait_for(lambda: sender.get("/health").status_code == 200)
-    finally:
-        server.stop()
-        thread.join(60)
-
-
-def test_answers_under_way_are_finished_before_the_server_ends() -> None:
-    expected = plain(chat_ids(CHAT), max_new_tokens=60)
-    with live.serving() as server:
-        stream = client(server).chat.completions.create(model="tiny", messages=CHAT, max_tokens=60, stream=True)
-        text = next(stream).choices[0].delta.content or ""
-        server.stop()
-        text += "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-    assert text == expected.text
-
-
-def test_an_answer_that_takes_too_long_is_cut_when_the_server_ends() -> None:
-    with live.serving(drain_seconds=1) as server:
-        stream, pieces = client(server).chat.completions.create(model="tiny", stream=True, **ENDLESS), []
-        pieces.append(next(stream))
-        server.stop()
-        # Some releases of the client let the transport's error through, others wrap it.
-        with pytest.raises((openai.APIConnectionError, httpx.RemoteProtocolError)) as caught:
-            pieces += stream
-        assert "peer closed connection" in str(caught.value.__cause__ or caught.value)
-        assert not any(piece.choices[0].finish_reason for piece in pieces)
