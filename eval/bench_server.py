@@ -95,11 +95,9 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any], tally: Tally) -> 
                 now = time.perf_counter()
                 times.append(now - (last or begin))
                 last = now
-    if last is None:
-        return  # an answer without text
     written = usage["completion_tokens"] if usage else len(times)
     tally.answers, tally.tokens = tally.answers + 1, tally.tokens + written
-    tally.firsts.append(times[0])
+    tally.firsts += times[:1]  # an answer without text has none
     tally.gaps += times[1:]
     if written > 1:
         tally.per_token.append(sum(times[1:]) / (written - 1))

@@ -100,7 +100,7 @@ class Shelf:
 
     def title(self, path: str) -> str:
         """Return what a client calls a document that is known by a path."""
-        if self.home is None or not path.startswith(str(self.home)):
+        if self.home is None or not Path(path).is_relative_to(self.home):
             return path
         return unquote(Path(path).name.removesuffix(ENDING))
 

@@ -32,7 +32,6 @@ def usage(followers: Seq[Follower], choices: int) -> dict[str, Any]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": predicted - accepted,
-            "reasoning_tokens": 0,
         },
     }
 

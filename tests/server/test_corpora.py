@@ -52,17 +52,23 @@ def names(asker: httpx.Client) -> list[str]:
     return [row["id"] for row in asker.get(HOME).json()["data"]]
 
 
-def test_bringing_using_and_removing(server: Server) -> None:
-    expected = plain(chat_ids(CHAT), max_new_tokens=20)
+def test_bringing_using_and_removing(server: Server, shared_text: str) -> None:
+    bias: Any = {str(token_id): value for token_id, value in words().items()}
     with of(server, "key-of-ann") as ann:
-        made = ann.post(HOME, json={"name": "mine", "documents": {"a/b.html": expected.text, "..": "<b>"}})
+        made = ann.post(HOME, json={"name": "mine", "documents": {"a/b.html": "x" + shared_text, "..": "<b>"}})
         assert made.status_code == 200, made.text
         assert made.json()["documents"] == 2 and made.json()["shared"] is False and made.json()["tokens"] > 0
         assert names(ann) == ["shared", "mine"] and ann.get(f"{HOME}/mine").json() == made.json()
         answer = client(server, "key-of-ann").chat.completions.create(
-            model="tiny", messages=CHAT, max_tokens=20, extra_body={"longgraft": {"corpora": ["mine"], "spans": True}}
+            model="tiny",
+            messages=CHAT,
+            max_tokens=20,
+            logit_bias=bias,
+            extra_body={"longgraft": {"corpora": ["mine"], "spans": True}},
         )
-        assert answer.choices[0].message.content == expected.text
+        assert answer.choices[0].message.content == shared_text and answer.choices[0].model_extra is not None
+        ours = answer.choices[0].model_extra["longgraft"]
+        assert ours["sources"]["corpus"] > 0 and "a/b.html" in {span["file"] for span in ours["spans"]}
         assert ann.delete(f"{HOME}/mine").json() == {"id": "mine", "object": "corpus", "deleted": True}
         assert names(ann) == ["shared"]
 

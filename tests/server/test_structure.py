@@ -228,7 +228,6 @@ def test_an_answer_that_may_not_end_has_no_form(server: Server) -> None:
         ask(server, response_format={"type": "json_object"}, extra_body={"ignore_eos": True})
 
 
-def test_the_first_grammar_is_made_at_start(server: Server) -> None:
-    grammars_ = server.desk.engine.grammars
-    live.wait_for(lambda: Grammar.json_object() in grammars_._kept or grammars_._kept)
-    assert grammars_._words is not None
+def test_the_first_grammar_is_made_at_start() -> None:
+    with live.serving(Engine(model_of(), tokenizer(), EngineConfig(), cost=cost_of(0.03))) as fresh:
+        live.wait_for(lambda: Grammar.json_object() in fresh.desk.engine.grammars._kept)
