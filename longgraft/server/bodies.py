@@ -68,6 +68,9 @@ class ChatRequest(Sampled):
         "function_call": "none",
         "audio": None,
         "web_search_options": None,
+        "chat_template": None,
+        "documents": None,
+        "echo": False,
     }
 
     messages: list[Message] = Field(min_length=1)
@@ -128,6 +131,19 @@ class CompletionRequest(Sampled):
 class LlamaRequest(Body):
     """What llama.cpp's two endpoints share. A number of tokens below 0 means: as many as the server allows."""
 
+    refused: ClassVar[dict[str, Any]] = {
+        "grammar": None,
+        "json_schema": None,
+        "logit_bias": None,
+        "n_probs": 0,
+        "mirostat": 0,
+        "dynatemp_range": 0,
+        "dry_multiplier": 0,
+        "xtc_probability": 0,
+        "typical_p": 1,
+        "lora": None,
+    }
+
     n_predict: Whole | None = Field(default=None, ge=-2)
     temperature: Number | None = Field(default=None, ge=0)
     top_k: Whole | None = Field(default=None, ge=-1)
@@ -169,6 +185,15 @@ class Infill(LlamaRequest):
 
 class TokenizeRequest(Body):
     """`POST /tokenize`: of a text (`prompt`, or llama.cpp's `content`) or of a chat."""
+
+    refused: ClassVar[dict[str, Any]] = {
+        "tools": None,
+        "chat_template": None,
+        "chat_template_kwargs": None,
+        "continue_final_message": False,
+        "with_pieces": False,
+        "parse_special": True,
+    }
 
     prompt: str | None = None
     content: str | None = None

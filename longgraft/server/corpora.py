@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from longgraft.server.answers import ERRORS, CorpusAnswer, ListAnswer
 from longgraft.server.bodies import CorpusRequest
 from longgraft.server.desk import desk_of, tenant_of
+from longgraft.server.fields import titled
 
 router = APIRouter(tags=["corpora"])
 HOME = "/v1/longgraft/corpora"
@@ -32,9 +33,7 @@ async def one(name: str, request: Request) -> dict[str, Any]:
 @router.post(HOME, response_model=CorpusAnswer, responses=REFUSALS)
 async def build(body: CorpusRequest, request: Request) -> dict[str, Any]:
     """Build a corpus of texts; one of that name is replaced once the new one is whole."""
-    desk, tenant, documents = desk_of(request), tenant_of(request), body.documents
-    if not isinstance(documents, dict):
-        documents = {f"document {number}": text for number, text in enumerate(documents, 1)}
+    desk, tenant, documents = desk_of(request), tenant_of(request), titled(body.documents)
     # Without the tokenizer's lock, which would hold up everybody's requests: building only reads it.
     await run_in_threadpool(desk.shelf.build, body.name, tenant, documents, desk.engine.tokenizer)
     return await run_in_threadpool(desk.shelf.row, body.name, tenant)

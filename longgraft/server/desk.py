@@ -18,7 +18,7 @@ from longgraft.engine import Engine
 from longgraft.grammar import Grammar
 from longgraft.references import References
 from longgraft.server.errors import SERVER, ApiError
-from longgraft.server.fields import Extras, Sampled
+from longgraft.server.fields import Extras, Sampled, titled
 from longgraft.server.follow import Clock, Follower, Job
 from longgraft.server.metrics import Metrics
 from longgraft.server.settings import ServerSettings
@@ -105,13 +105,11 @@ class Desk:
 
     def references(self, extras: Extras, tenant: str | None, prediction: str | None = None) -> References:
         """Return what a request may copy from; raises `ApiError` for corpora that are not its tenant's."""
-        documents, config = extras.documents or {}, self.engine.config
-        if not isinstance(documents, dict):
-            documents = {f"document {number}": text for number, text in enumerate(documents, 1)}
+        config = self.engine.config
         shares = bool(config.history_tokens or config.prefix_cache)
         return References(
             prediction=extras.prediction if prediction is None else prediction,
-            documents=documents,
+            documents=titled(extras.documents),
             corpora=self.shelf.find(extras.corpora, tenant),
             tenant=tenant if shares else None,
         )

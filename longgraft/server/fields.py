@@ -64,7 +64,12 @@ def _half_character(value: Any) -> bool:
 
 
 class Body(BaseModel):
-    """Any body: text in it is text."""
+    """Any body: text in it is text. `refused`: fields that cannot be followed, each with the value that asks nothing.
+
+    Empty values ask nothing either.
+    """
+
+    refused: ClassVar[dict[str, Any]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -72,6 +77,26 @@ class Body(BaseModel):
         if _half_character(values):
             raise ValueError("a text holds half a character (a lone surrogate): expected Unicode")
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_followed(cls, values: Any) -> Any:
+        for name, neutral in cls.refused.items() if isinstance(values, dict) else ():
+            if (value := values.get(name)) is not None and value not in (neutral, "", [], {}):
+                raise ValueError(f"{name} is not supported: leave it out")
+        return values
+
+
+def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Return stop strings, however they were given."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def titled(documents: dict[str, str] | list[str] | None) -> dict[str, str]:
+    """Return documents by name; those of a list are numbered."""
+    if isinstance(documents, list):
+        return {f"document {number}": text for number, text in enumerate(documents, 1)}
+    return documents or {}
 
 
 class Extras(BaseModel):
@@ -123,11 +148,16 @@ class Sampled(Body):
         "use_beam_search": False,
         "length_penalty": 1.0,
         "guided_decoding_backend": None,
+        "guided_whitespace_pattern": None,
         "structural_tag": None,
         "prompt_embeds": None,
         "bad_words": None,
         "allowed_token_ids": None,
         "logits_processors": None,
+        "include_stop_str_in_output": False,
+        "skip_special_tokens": True,
+        "truncate_prompt_tokens": None,
+        "prompt_logprobs": None,
     }
 
     model: str | None = None
@@ -156,11 +186,7 @@ class Sampled(Body):
     longgraft: Extras | None = None
 
     @model_validator(mode="after")
-    def _refuse(self) -> Any:
-        for name, neutral in self.refused.items():
-            value = (self.model_extra or {}).get(name)
-            if value is not None and value not in (neutral, [], {}):
-                raise ValueError(f"{name} is not supported: leave it out")
+    def _streams(self) -> Any:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for streams: set stream, or leave it out")
         return self
@@ -169,11 +195,6 @@ class Sampled(Body):
     def extras(self) -> Extras:
         """Our own fields, with defaults."""
         return self.longgraft or Extras()
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def wants_usage(self) -> bool:

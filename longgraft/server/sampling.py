@@ -13,7 +13,7 @@ from longgraft.config import SamplingParams
 from longgraft.resolve import resolve
 from longgraft.server.bodies import LlamaRequest
 from longgraft.server.errors import ApiError
-from longgraft.server.fields import Sampled
+from longgraft.server.fields import Sampled, stops_of
 
 MOST_BIAS = 100.0
 
@@ -31,7 +31,7 @@ def params_of(body: Sampled, engine: Any, new_tokens: int, logprobs: int | None 
         logit_bias=_bias(body.logit_bias),
         min_new_tokens=body.min_tokens or 0,
         max_new_tokens=new_tokens,
-        stop=body.stops,
+        stop=stops_of(body.stop),
         ignore_eos=bool(body.ignore_eos),
         seed=_seed(body.seed),
         logprobs=logprobs,
@@ -50,7 +50,7 @@ def llama_params(body: LlamaRequest, engine: Any, new_tokens: int) -> SamplingPa
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         max_new_tokens=new_tokens,
-        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop=stops_of(body.stop),
         ignore_eos=bool(body.ignore_eos),
         seed=_seed(None if body.seed is not None and body.seed < 0 else body.seed),
     )

@@ -40,6 +40,8 @@ def test_tokens_there_and_back(server: Server) -> None:
         ("/tokenize", {}),
         ("/tokenize", {"prompt": "a", "content": "b"}),
         ("/tokenize", {"messages": []}),
+        ("/tokenize", {"messages": CHAT, "tools": [{}]}),
+        ("/tokenize", {"content": "a", "with_pieces": True}),
         ("/detokenize", {"tokens": [320]}),
         ("/detokenize", {"tokens": ["a"]}),
         ("/detokenize", {}),

@@ -40,6 +40,9 @@ LONG = "The quick brown fox jumps over the lazy dog, and the lazy dog sleeps."
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
         ({"functions": [{"name": "f"}]}, None),
+        ({"chat_template": "{{ 1 }}"}, None),
+        ({"skip_special_tokens": False}, None),
+        ({"prompt_logprobs": 0}, None),
         ({"longgraft": {"policy": "magic"}}, "longgraft.policy"),
         ({"longgraft": {"colour": True}}, "longgraft.colour"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, None),
@@ -70,6 +73,7 @@ def test_a_prompt_that_is_too_long(server: Server) -> None:
 def test_fields_nobody_knows_are_ignored_and_neutral_ones_are_fine(server: Server) -> None:
     sent = {"messages": CHAT, "max_tokens": 4, "user": "me", "store": False, "whatever": [1], "tools": []}
     sent |= {"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"], "functions": []}
+    sent |= {"skip_special_tokens": True, "use_beam_search": False, "bad_words": None, "chat_template_kwargs": {}}
     with http(server) as sender:
         response = sender.post("/v1/chat/completions", json=sent)
     assert response.status_code == 200, response.text

@@ -30,6 +30,9 @@ EDITOR: dict[str, Any] = {
     "cache_prompt": True,
     "t_max_prompt_ms": 500,
     "t_max_predict_ms": 1000,
+    "grammar": "",
+    "mirostat": 0,
+    "typical_p": 1.0,
 }
 TIMINGS = {"prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms", "predicted_per_second"}
 
@@ -94,7 +97,16 @@ def test_time_is_up_at_the_end_of_a_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [{}, {"prompt": None}, {"prompt": "x", "n_predict": -7}, {"prompt": "x", "top_k": "y"}]
+    "sent",
+    [
+        {},
+        {"prompt": None},
+        {"prompt": "x", "n_predict": -7},
+        {"prompt": "x", "top_k": "y"},
+        {"prompt": "x", "grammar": 'root ::= "a"'},
+        {"prompt": "x", "n_probs": 3},
+        {"prompt": "x", "mirostat": 2},
+    ],
 )
 def test_mistakes(server: Server, sent: dict[str, Any]) -> None:
     with http(server) as sender:
