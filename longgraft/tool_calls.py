@@ -74,6 +74,12 @@ def gathered(pieces: list[Piece]) -> tuple[str, list[ToolCall]]:
     return "".join(piece.text for piece in pieces), [ToolCall(*pair) for pair in zip(names, arguments)]
 
 
+def before_mark(text: str, mark: str) -> str:
+    """Return what of a text comes before an end of it that may become a mark, and before white space there."""
+    keep = next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+    return text[: len(text) - keep].rstrip(_SPACE)
+
+
 class ToolCallStream:
     """Reads an answer piece by piece; all pieces together say the same however the text was cut.
 
@@ -127,8 +133,7 @@ class ToolCallStream:
         elif is_end:
             text = self._take(len(self._held))
         else:
-            keep = next((n for n in range(len(OPEN) - 1, 0, -1) if self._held.endswith(OPEN[:n])), 0)
-            text = self._take(len(self._held[: len(self._held) - keep].rstrip(_SPACE)))
+            text = self._take(len(before_mark(self._held, OPEN)))
         self._is_fresh = self._is_fresh and not text
         return [Piece(text)] if text else []
 

@@ -133,10 +133,13 @@ class Desk:
     async def submit(self, jobs: Sequence[Job]) -> list[Follower]:
         """Hand in all jobs of one request, or none of them; raises `ApiError` if there is no room."""
         service = self.check_ready()
-        if service.num_requests + len(jobs) > self.settings.max_requests:
+        try:
+            if service.num_requests + len(jobs) > self.settings.max_requests:
+                raise Busy(f"{service.num_requests} answers are on their way already: try again later")
+            return await run_in_threadpool(self._submit, service, jobs)
+        except Busy:
             self.metrics.refused()
-            raise Busy(f"{service.num_requests} answers are on their way already: try again later")
-        return await run_in_threadpool(self._submit, service, jobs)
+            raise
 
     def _submit(self, service: Service, jobs: Sequence[Job]) -> list[Follower]:
         followers = list[Follower]()

@@ -10,7 +10,7 @@ import uuid
 from typing import Any
 
 from longgraft.server.structure import Structure
-from longgraft.tool_calls import Piece, ToolCallStream, gathered
+from longgraft.tool_calls import Piece, ToolCallStream, before_mark, gathered
 
 SPACE = " \t\r\n"
 
@@ -91,8 +91,7 @@ class Thought:
         if mark:
             self._is_over, self._held = True, answer
             return thought.rstrip(SPACE), self._answer()
-        keep = 0 if is_end else next((n for n in range(len(self._end), 0, -1) if thought.endswith(self._end[:n])), 0)
-        given = thought if is_end else thought[: len(thought) - keep].rstrip(SPACE)
+        given = thought if is_end else before_mark(thought, self._end)
         self._held = thought[len(given) :]
         return given, ""
 
