@@ -49,19 +49,9 @@ def report_html(
         raise GraftError("this output has no trace: generate it with SamplingParams(trace=True)")
     if tokenizer is None:
         raise GraftError("a report needs the tokenizer: pass the one the output was generated with")
-    require_jinja()
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    places, script = (
-        Places(output, tokenizer, prompt_ids, texts or {}, notes or {}),
-        "".join(_part(name) for name in SCRIPTS),
-    )
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_part("page.html.j2")).render(
-        policy=_policy(script),
-        style=Markup(_part("page.css")),
-        script=Markup(script),
+    places = Places(output, tokenizer, prompt_ids, texts or {}, notes or {})
+    return _rendered(
+        script_json(values_of(output, output.trace, places)),
         headline=headline(output, audit),
         verdict=verdict_of(audit),
         why=output.stats["why"],
@@ -73,9 +63,20 @@ def report_html(
         tokens=marked(output, tokenizer, prompt_ids),
         prompt=_ends(seen(whole(tokenizer, prompt_ids))),
         num_prompt=len(prompt_ids),
-        data=Markup(script_json(values_of(output, output.trace, places))),
         finish=output.finish_reason,
     )
+
+
+def _rendered(data: str, **shown: Any) -> str:
+    """Return the page with its style, script and policy; all of `shown` is escaped, `data` is safe in a script."""
+    require_jinja()
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    script = "".join(_part(name) for name in SCRIPTS)
+    unescaped = {"style": Markup(_part("page.css")), "script": Markup(script), "data": Markup(data)}
+    return environment.from_string(_part("page.html.j2")).render(policy=_policy(script), **unescaped, **shown)
 
 
 def marked(output: Output, tokenizer: Any, prompt_ids: Seq[int]) -> list[tuple[str, str]]:
