@@ -1,7 +1,7 @@
 """The part of a report that its script reads: tokens, places and trees as compact JSON, everything written once.
 
 Knows outputs and traces; no HTML. Columns instead of records, token texts and places by number, probabilities in
-thousandths: 10-15 bytes a node. However much was verified, at most `MOST_NODES` are kept, the likeliest of every
+thousandths: 8-15 bytes a node. However much was verified, at most `MOST_NODES` are kept, the likeliest of every
 round and all accepted ones; the page says how many there were.
 """
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
+
+from longgraft.render import COLOURS as TERMINAL
+from longgraft.render import LOOKS
 
 STYLE = resources.files("longgraft.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
 PAIR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\);")
 COLOURS = {name: (light, dark) for name, light, dark in PAIR.findall(STYLE)}
-LETTERS = "PHSDVCXF"
+LETTERS = "".join(letter for letter, _, _ in LOOKS.values())
 THEMES = ("light", "dark")
 
 # Text and what it stands on: at least 4.5.
@@ -64,11 +68,33 @@ def test_no_colour_outside_the_variables() -> None:
     assert used <= set(COLOURS)
 
 
+def rule_of(letter: str) -> str:
+    (rule,) = re.findall(rf"^\.{letter} {{ (.*) }}$", STYLE, re.M)
+    return str(rule)
+
+
 def test_every_source_can_be_told_without_colour() -> None:
     shapes = set()
     for letter in LETTERS:
-        (rule,) = re.findall(rf"^\.{letter} {{ (.*) }}$", STYLE, re.M)
+        rule = rule_of(letter)
         assert f'--letter: "{letter}"' in rule and f"--tint: var(--{letter});" in rule
         way, thick = (re.search(rf"--{name}: (\w+)", rule) for name in ("way", "thick"))
         shapes.add((way and way.group(1), thick and thick.group(1)))
     assert len(shapes) == len(LETTERS)
+
+
+def test_the_docs_name_every_source_as_the_page_and_the_terminal_mark_it() -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    told = {
+        letter: (line, colour)
+        for letter, line, colour in re.findall(r"^\| ([A-Z]) \|.*\| (.+) \| (.+) \|$", docs, re.M)
+    }
+    wanted = {}
+    for letter, code, _ in LOOKS.values():
+        if not letter:  # drawn by the model: unmarked
+            continue
+        rule = rule_of(letter)
+        way = re.search(r"--way: (\w+)", rule)
+        line = (way.group(1) if way else "solid") + (", thick" if "--thick" in rule else "")
+        wanted[letter] = (line, ("underlined " if code.startswith("4;") else "") + TERMINAL[code.removeprefix("4;")])
+    assert told == wanted

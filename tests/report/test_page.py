@@ -107,7 +107,7 @@ def test_the_comparison_is_shown_with_its_verdict() -> None:
     output = written("zqzqzqzqzq")
     plain = made(list(output.token_ids), [R] * len(output.token_ids), output.text, wrong=0)
     read = page(output, audit=Audit(plain, output, ()))
-    assert f"wrote the same {len(output.token_ids)} tokens" in read.words and "x" in read.words
+    assert f"wrote the same {len(output.token_ids)} tokens" in read.words and "3.33x plain decoding" in read.words
     assert "was not measured" not in read.words
 
 
