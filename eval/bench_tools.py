@@ -23,12 +23,13 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from longgraft.eval.bench import environment, table
+from longgraft.eval import policy_tasks
+from longgraft.eval.bench import table
+from longgraft.eval.environment import environment
 from longgraft.eval.tiny_pdf import pages_of, pdf_of
 
 QUESTIONS = (
@@ -131,8 +132,7 @@ def cases(args: argparse.Namespace, folder: Path) -> Iterator[Case]:
 
 def reference() -> str:
     """Return Python's language reference as plain text."""
-    topics: dict[str, str] = import_module("pydoc_data.topics").topics
-    return "\n\n".join(topics[name].strip() for name in sorted(topics))
+    return "\n\n".join(text.strip() for _, text in policy_tasks.reference())
 
 
 def package(name: str | None) -> Path:

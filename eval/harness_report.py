@@ -21,6 +21,7 @@ from longgraft.eval import harness
 from longgraft.eval.bench import table
 from longgraft.eval.environment import details
 from longgraft.eval.harness import GraftLM, Run, warm_up
+from longgraft.eval.policy_report import figure
 from longgraft.eval.policy_rows import Row, pooled, spread
 
 Scores = dict[str, dict[str, Any]]
@@ -216,10 +217,6 @@ def _summary(results: dict[str, Any], written: Path | None) -> str:
 
 
 def _line(row: Row) -> Row:
-    def number(name: str, form: str = ".2f") -> str:
-        value = row.get(name)
-        return "-" if value is None or value != value else format(value, form)
-
     return {
         "task": row["task"],
         "length": row["length"] or "-",
@@ -227,11 +224,11 @@ def _line(row: Row) -> Row:
         "requests": row["requests"],
         "prompt": row["prompt_tokens"],
         "new": row["new_tokens"],
-        "seconds": number("seconds"),
-        "tokens/s": number("decode_tokens_per_s"),
-        "decode": number("decode"),
-        "end to end": number("end_to_end"),
-        "length of acceptance": number("acceptance_length"),
-        "drafted": number("acceptance_length_drafted"),
+        "seconds": figure(row, "seconds", ".2f"),
+        "tokens/s": figure(row, "decode_tokens_per_s", ".2f"),
+        "decode": figure(row, "decode", ".2f"),
+        "end to end": figure(row, "end_to_end", ".2f"),
+        "length of acceptance": figure(row, "acceptance_length", ".2f"),
+        "drafted": figure(row, "acceptance_length_drafted", ".2f"),
         "same": f"{row['same_tokens']} of {row['of']}" if "of" in row else "-",
     }

@@ -8,7 +8,6 @@ earlier cell left behind. Knows no looks: see `policy_report`.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -24,7 +23,7 @@ from longgraft.engine import Engine
 from longgraft.eval.environment import commit, details
 from longgraft.eval.fitting import Prompt
 from longgraft.eval.peers import Peer, Rivals, open_peers
-from longgraft.eval.policy_folder import Folder
+from longgraft.eval.policy_folder import Folder, whole
 from longgraft.eval.policy_settings import BenchSettings
 from longgraft.eval.policy_tasks import read_records
 from longgraft.eval.suites import Task, open_tasks, prompt_of
@@ -90,7 +89,8 @@ class Bench:
             deep = max(2048, min(max(self.settings.contexts), plain.max_context))
             with plain.target.session():
                 measured = measure_costs(plain.target, plain.pool, (128, deep))
-            save_whole(measured, self.recorder.cost_table if self.recorder else None, path)
+            with whole(path) as beside:
+                measured.save(beside, self.recorder.cost_table if self.recorder else None)
         return CostTable.load(path)
 
     def _open_peers(self, model: Any) -> list[Peer]:
@@ -204,13 +204,6 @@ class Bench:
             run |= {"token_ids": list(found.token_ids), "timed_tokens": found.timed}
             run |= {"decode_s": found.seconds, "cpu_s": found.cpu_seconds}
             yield run | {"end_to_end_s": round(found.read_s + found.seconds, 4)}
-
-
-def save_whole(cost: CostTable, drafter: CostTable | None, path: Path) -> None:
-    """Save a table and a drafter's so that the file is either whole or not there."""
-    beside = path.with_suffix(f".{os.getpid()}.part")
-    cost.save(beside, drafter)
-    beside.replace(path)
 
 
 def _reason(error: Exception) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from longgraft.config import GraftError
 from longgraft.eval.policy_folder import Cell, read_cells
 from longgraft.eval.policy_report import Section, written
-from longgraft.eval.policy_rows import AGAIN, Row, median, named, rate, ratio
+from longgraft.eval.policy_rows import AGAIN, Row, median, named, noise_of, rate, ratio
 
 MEANING = (
     "decode: tokens/s of B over those of A, reading left out. over plain: the same of the speed-ups over each folder's "
@@ -75,7 +75,7 @@ def _row(group: tuple[int, str, str], pairs: Sequence[tuple[list[Cell], list[Cel
                 runs = named(one, name), named(two, name)
                 decode.append(_over(rate(runs[1], "decode_s"), rate(runs[0], "decode_s")))
                 over_plain.append(_over(ratio(two, runs[1], "decode_s"), ratio(one, runs[0], "decode_s")))
-        noises.append([_noise(cells) for cells in (ours, theirs)])
+        noises.append([noise_of(cells) for cells in (ours, theirs)])
     decode, over_plain = _known(decode), _known(over_plain)
     if not decode:
         return None
@@ -115,10 +115,6 @@ def _told(ratios: Sequence[float]) -> str:
         return "-"
     spread = f" [{min(ratios):.2f}-{max(ratios):.2f}]" if len(ratios) > 1 else ""
     return f"{median(ratios):.2f}x{spread}"
-
-
-def _noise(cells: Sequence[Cell]) -> float:
-    return median(abs(ratio(cell, named(cell, AGAIN), "decode_s", ("plain",)) - 1) for cell in cells)
 
 
 def _length(cells: Sequence[Cell], name: str) -> str:

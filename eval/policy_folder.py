@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +92,15 @@ def read_cells(folder: Path) -> list[Cell]:
     return [found[key] for key in sorted(found)]
 
 
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Give a name to write to, which becomes `path` in the end: that file is either whole or not there."""
+    beside = path.with_suffix(f".{os.getpid()}.part")
+    yield beside
+    beside.replace(path)
+
+
 def write_whole(path: Path, values: Any) -> None:
     """Write JSON so that the file is either whole or not there."""
-    beside = path.with_suffix(f".{os.getpid()}.part")
-    beside.write_text(json.dumps(values, indent=1) + "\n")
-    beside.replace(path)
+    with whole(path) as beside:
+        beside.write_text(json.dumps(values, indent=1) + "\n")

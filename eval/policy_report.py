@@ -154,11 +154,13 @@ def _speeds(rows: Sequence[Row]) -> list[Row]:
     return [*lines.values(), {"context": "all", "task": "geometric mean", "plain tokens/s": ""} | means]
 
 
-def _line(row: Row) -> Row:
-    def number(name: str, form: str) -> str:
-        value = row.get(name)
-        return "-" if value is None or (isinstance(value, float) and math.isnan(value)) else format(value, form)
+def figure(row: Row, name: str, form: str) -> str:
+    """Return one figure of a row as text, `-` where it is not known."""
+    value = row.get(name)
+    return "-" if value is None or (isinstance(value, float) and math.isnan(value)) else format(value, form)
 
+
+def _line(row: Row) -> Row:
     difference = row.get("first_difference")
     same = "-" if "same_tokens" not in row else "yes" if row["same_tokens"] else f"no, token {difference}"
     return {
@@ -166,18 +168,18 @@ def _line(row: Row) -> Row:
         "task": row["task"],
         "prompt": row["prompt_tokens"],
         "name": row["name"],
-        "new": number("new_tokens", "d"),
-        "tokens/s": number("tokens_per_s", ".2f"),
+        "new": figure(row, "new_tokens", "d"),
+        "tokens/s": figure(row, "tokens_per_s", ".2f"),
         "speed-up": verdict(row),
-        "end to end": number("end_to_end", ".2f"),
-        "cpu": number("speed_up_cpu", ".2f"),
-        "frozen": number("speed_up_frozen", ".2f"),
-        "length": number("acceptance_length", ".2f"),
-        "drafted": number("acceptance_length_drafted", ".2f"),
-        "rounds": number("rounds", "d"),
+        "end to end": figure(row, "end_to_end", ".2f"),
+        "cpu": figure(row, "speed_up_cpu", ".2f"),
+        "frozen": figure(row, "speed_up_frozen", ".2f"),
+        "length": figure(row, "acceptance_length", ".2f"),
+        "drafted": figure(row, "acceptance_length_drafted", ".2f"),
+        "rounds": figure(row, "rounds", "d"),
         "accepted/nodes": f"{row['accepted']}/{row['nodes']}" if "nodes" in row else "-",
         "same": same,
-        "right": number("right", ".0%"),
+        "right": figure(row, "right", ".0%"),
     }
 
 

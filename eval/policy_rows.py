@@ -66,7 +66,7 @@ def _row(task: str, context: int, name: str, cells: Sequence[Cell]) -> Row:
         "tokens_per_s": median(rate(run, "decode_s") for _, run in done),
         **spread("speed_up", [ratio(cell, run, "decode_s") for cell, run in done]),
         **spread("end_to_end", [ratio(cell, run, "end_to_end_s") for cell, run in done]),
-        "noise": median(abs(ratio(cell, named(cell, AGAIN), "decode_s", ("plain",)) - 1) for cell, _ in done),
+        "noise": noise_of([cell for cell, _ in done]),
         "speed_up_cpu": median(ratio(cell, run, "cpu_s") for cell, run in done),
         "same_tokens": all(_first_difference(cell, run) is None for cell, run in done),
         "first_difference": min((d for d in (_first_difference(*one) for one in done) if d is not None), default=None),
@@ -96,6 +96,11 @@ def ratio(cell: Cell, run: Any, seconds: str, against: Sequence[str] = ("plain",
     """Return the rate of a run over the mean of others of its cell; NaN where one is not known."""
     base = statistics.mean(rate(named(cell, name), seconds) for name in against)
     return rate(run, seconds) / base if base > 0 else math.nan
+
+
+def noise_of(cells: Sequence[Cell]) -> float:
+    """Return how far the second plain run of a cell lies from the first; median over cells."""
+    return median(abs(ratio(cell, named(cell, AGAIN), "decode_s", ("plain",)) - 1) for cell in cells)
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from longgraft.config import POLICIES, GraftError
 from longgraft.eval.environment import environment
 from longgraft.eval.peers import PEERS
 from longgraft.eval.policy_tasks import TASKS
-from longgraft.eval.suites import check_spec
+from longgraft.eval.suites import FEWEST_TOKENS, check_spec
 
 MOST_NEW = 256
 # Policies that can be had without a drafter.
@@ -62,7 +62,7 @@ class BenchSettings:
         _refuse_twice("tasks", self.tasks)
         if lacking := [name for name in self.policies if name not in DRAFTLESS and not self.draft]:
             raise GraftError(f"policies: {', '.join(lacking)} needs a drafter: give --draft NAME, or leave it out")
-        for name, least, most in (("contexts", 64, 2**24), ("seeds", 0, 2**32)):
+        for name, least, most in (("contexts", FEWEST_TOKENS, 2**24), ("seeds", 0, 2**32)):
             _refuse_outside(name, getattr(self, name), least, most)
         _refuse_outside("new", (self.new,), 1, MOST_NEW)
         _refuse_outside("pairs", (self.pairs,), 1, 1000)

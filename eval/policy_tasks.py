@@ -23,7 +23,6 @@ from longgraft.config import GraftError
 from longgraft.eval.fitting import CHARACTERS_PER_TOKEN, Messages, Prompt, asked, encode, filled
 from longgraft.eval.traces import lines_of
 
-FEWEST_TOKENS = 64
 # A trace stands for a length it differs from by less than this factor.
 NEAR = 1.5
 # Which family of trace records (`eval/traces.py`) is which task.
@@ -52,14 +51,8 @@ class Record:
 def build(task: str, context: int, tokenizer: Any, variant: int = 0, traces: Sequence[Record] = ()) -> Prompt:
     """Return a prompt of at most `context` tokens, from the nearest trace of that task or from Python's own text.
 
-    Raises `GraftError` for an unknown task, or where the question alone is longer or the text too short.
+    Raises `GraftError` where the question alone is longer or the text too short. `suites` checks what is asked for.
     """
-    if task not in TASKS:
-        raise GraftError(f"task {task!r}: expected one of {', '.join(TASKS)}")
-    if context < FEWEST_TOKENS:
-        raise GraftError(f"a context of {context} tokens: expected at least {FEWEST_TOKENS}")
-    if tokenizer is None:
-        raise GraftError("this model has no tokenizer: the benchmark's prompts are text")
     if found := _from_traces(task, context, tokenizer, variant, traces):
         return found
     lines, ask = TASKS[task](context, variant)

@@ -13,7 +13,7 @@ from typing import Any
 
 from longgraft.config import GraftError
 from longgraft.eval.fitting import Prompt, encode, most
-from longgraft.eval.policy_tasks import FEWEST_TOKENS, TASKS, Record, build
+from longgraft.eval.policy_tasks import TASKS, Record, build
 from longgraft.eval.suite_files import Item, Parts, longbench, longspec, specbench
 from longgraft.eval.suite_git import history
 from longgraft.eval.suite_needles import NEEDLES, needle
@@ -27,6 +27,7 @@ KINDS: dict[str, Callable[[str | None], tuple[str, Parts]]] = {
     "longspec": longspec,
     "git": history,
 }
+FEWEST_TOKENS = 64
 PIECE = 80
 CUT = "\n[...]\n"
 

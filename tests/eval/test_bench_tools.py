@@ -35,7 +35,8 @@ def test_bodies_are_taken_out(tmp_path: Path) -> None:
 def test_every_tool_has_its_cases(tmp_path: Path) -> None:
     write(tmp_path / "package", {f"a{i}.py": f"# {i}\n" * 120 + FUNCTION for i in range(3)})
     args = argparse.Namespace(tools="ask,edit,complete", new=8, repo=str(tmp_path / "package"))
-    found = list(cases(args, tmp_path / "out" if (tmp_path / "out").mkdir() is None else tmp_path))
+    (tmp_path / "out").mkdir()
+    found = list(cases(args, tmp_path / "out"))
     assert [case.arguments[0] for case in found] == ["ask", "ask", "edit", "complete", "complete", "complete"]
     assert (tmp_path / "out" / "reference.pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(SystemExit, match="expected some of ask, edit, complete"):

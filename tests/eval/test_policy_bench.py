@@ -124,7 +124,7 @@ def test_costs_are_measured_once(model: str, tmp_path: Path, monkeypatch: pytest
     assert Bench(settings, folder).cost.fixed.tolist() == bench.cost.fixed.tolist()
 
 
-def test_no_chunk_is_kept_and_an_interruption_keeps_cells(model: str, costs: str, tmp_path: Path) -> None:
+def test_an_interruption_keeps_no_chunk(model: str, costs: str, tmp_path: Path) -> None:
     settings = asked(model, costs)
     bench = Bench(settings, Folder(str(tmp_path), settings.identity()))
     free = bench.engine.pool.num_free

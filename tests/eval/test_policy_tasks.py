@@ -55,8 +55,6 @@ def test_a_template_that_takes_nothing_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("task", "context", "message"),
     [
-        ("poem", 500, "expected one of rewrite"),
-        ("chat", 10, "expected at least 64"),
         ("new_file", 100, "its question alone is"),
         ("rewrite", 2**14, "there is text for"),
     ],
@@ -69,9 +67,7 @@ def test_what_cannot_be_built_is_one_sentence(
         build(task, context, TOKENIZER)
 
 
-def test_no_tokenizer_and_no_sources_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(GraftError, match="no tokenizer"):
-        build("chat", 500, None)
+def test_no_sources_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_tasks, "FILES", ("no_such_module",))
     with pytest.raises(GraftError, match="no_such_module is not here"):
         build("rewrite", 500, TOKENIZER)
