@@ -25,6 +25,7 @@ from longgraft.eval.policy_report import figure
 from longgraft.eval.policy_rows import Row, pooled, spread
 
 Scores = dict[str, dict[str, Any]]
+VERDICTS = {True: "equal", False: "NOT EQUAL", None: "nothing to compare, as no task generates"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,10 @@ def evaluate(engine: Engine, settings: EvalSettings, command: str, out: str | No
     speed = speeds(lm.runs, settings.policies)
     ours: dict[str, Any] = {"command": command, "policies": list(settings.policies), "speed": speed}
     if len(settings.policies) > 1:
-        ours |= {"plain_results": (plain := _second(lm, settings, manager))}
-        ours |= {"equal_scores": scores(plain) == scores({task: results["results"][task] for task in plain})}
+        plain = _second(lm, settings, manager)
+        equal = scores(plain) == scores({task: results["results"][task] for task in plain})
+        # Where no task generates, nothing was compared.
+        ours |= {"plain_results": plain, "equal_scores": equal if plain else None}
     results["longgraft"] = ours | {"environment": details()}
     written = _write(results, Path(out)) if out else None
     return results, _summary(results, written)
@@ -212,7 +215,7 @@ def _summary(results: dict[str, Any], written: Path | None) -> str:
     if ours["speed"]:
         parts.append(table([_line(row) for row in ours["speed"]]).strip("\n"))
     if "equal_scores" in ours:
-        parts.append(f"scores of both: {'equal' if ours['equal_scores'] else 'NOT EQUAL'}")
+        parts.append(f"scores of both: {VERDICTS[ours['equal_scores']]}")
     return "\n\n".join([*parts, str(written)] if written else parts)
 
 
