@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from longgraft.eval import policy_plots
-from tests.saved_model import byte_level, calm, cheap_rows, invoke, save
+from tests.eval.lm_tasks import save_ending
+from tests.saved_model import calm, cheap_rows, invoke
 
 DOCS = Path(__file__).parent.parent / "docs" / "evaluation.md"
 COMMANDS = [
@@ -27,7 +28,7 @@ def smaller(command: str, model: str, folder: Path) -> list[str]:
     root = DOCS.parent.parent
     # Outside a checkout our sample stands for a history.
     history = f"git:{root}" if (root / ".git").exists() else "git"
-    words = [history if word == "git:." else word.replace("git:.", history) for word in words]
+    words = [word.replace("git:.", history) for word in words]
     words = [
         str(folder / word) if word.startswith("results/") else model if word == "MODEL" else word for word in words
     ]
@@ -36,12 +37,7 @@ def smaller(command: str, model: str, folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    save(folder)
-    tokenizer = byte_level()
-    tokenizer.eos_token = "<|start|>"
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return save_ending(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.slow
@@ -73,6 +69,7 @@ def test_harness_commands_run(model: str, tmp_path: Path) -> None:
     with calm():
         result = invoke(*words)
     assert result.exit_code == 0 and "scores of both: equal" in result.stdout, result.stderr
+    assert "| niah_single_1 | 1024 | adaptive | 1 |" in result.stdout
 
 
 def test_the_page_is_short_and_names_no_command_that_is_not_run() -> None:

@@ -1,4 +1,8 @@
-"""Small tasks for lm-evaluation-harness, as its YAML; `name` and `file` (JSON lines) are filled in."""
+"""Small tasks for lm-evaluation-harness, as its YAML; `name` and `file` (JSON lines) are filled in. And a model."""
+
+from pathlib import Path
+
+from tests.saved_model import byte_level, save
 
 GENERATE = """
 task: {name}
@@ -22,3 +26,12 @@ doc_to_choice: choices
 doc_to_target: label
 metric_list: [{{metric: acc}}]
 """
+
+
+def save_ending(folder: Path) -> str:
+    """Save a tiny model whose tokenizer names an end of text, which the harness needs."""
+    save(folder)
+    tokenizer = byte_level()
+    tokenizer.eos_token = "<|start|>"
+    tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -10,8 +10,8 @@ import pytest
 
 from longgraft.config import GraftError
 from longgraft.engine import Engine
-from tests.eval.lm_tasks import CHOOSE, GENERATE
-from tests.saved_model import PROMPT, byte_level, calm, cheap_rows, invoke, save
+from tests.eval.lm_tasks import CHOOSE, GENERATE, save_ending
+from tests.saved_model import PROMPT, byte_level, calm, cheap_rows, invoke
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 pytest.importorskip("lm_eval")
@@ -27,12 +27,7 @@ def calmly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    save(folder)
-    tokenizer = byte_level()
-    tokenizer.eos_token = "<|start|>"
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return save_ending(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -146,14 +141,8 @@ def test_the_command_gives_equal_scores_and_speed(model: str, tasks: Path, tmp_p
     (file,) = (tmp_path / "plain").glob("results_*.json")
     assert json.loads(file.read_text())["results"] == found["results"]
 
+    result = invoke(*common, "--tasks", "tiny_choose", "--compare-plain", "--limit", "2")
+    assert result.exit_code == 0 and "scores of both: nothing to compare" in result.stdout, result.stderr
+
     result = invoke(*common, "--tasks", "no_such_task")
     assert result.exit_code == 2 and "tasks no_such_task: cannot be loaded" in result.stderr
-
-
-def test_ruler_needs_no_network(model: str, tmp_path: Path) -> None:
-    pytest.importorskip("nltk")
-    pytest.importorskip("wonderwords")
-    arguments = ("--tasks", "niah_single_1", "--contexts", "1024", "--limit", "1", "--compare-plain")
-    result = invoke("eval", "lm-eval", "-m", model, *arguments, "--cost-table", cheap_rows(tmp_path / "costs.json"))
-    assert result.exit_code == 0, result.stderr
-    assert "| niah_single_1 | 1024 | adaptive | 1 |" in result.stdout and "scores of both: equal" in result.stdout
