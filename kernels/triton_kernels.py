@@ -38,13 +38,23 @@ def _tanh(x: tensor) -> tensor:
 
 
 @triton.jit
-def _tile(base: tensor, rows: tensor, row_stride: tensor, valid: tensor, SIZE: constexpr, BLOCK: constexpr) -> tensor:
-    """Load rows of SIZE numbers, padded to BLOCK; 0 where the row is not valid, whatever lies there."""
+def _tile(base: tensor, starts: tensor, valid: tensor, SIZE: constexpr, BLOCK: constexpr) -> tensor:
+    """Load rows of SIZE numbers, padded to BLOCK, from `starts` on; 0 where a row is not valid, whatever lies there."""
     at = tl.arange(0, BLOCK)
-    pointers = base + rows[:, None] * row_stride + at[None, :]
+    pointers = base + starts[:, None] + at[None, :]
     if SIZE == BLOCK:
         return tl.load(pointers, mask=valid[:, None], other=0.0)
     return tl.load(pointers, mask=valid[:, None] & (at < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def _nothing(ROWS: constexpr, BLOCK: constexpr) -> tensor:
+    """Return the state of rows that have seen no key: sums [ROWS, BLOCK], mass [ROWS], top [ROWS]."""
+    return (
+        tl.zeros([ROWS, BLOCK], tl.float32),
+        tl.zeros([ROWS], tl.float32),
+        tl.full([ROWS], float("-inf"), tl.float32),
+    )
 
 
 @triton.jit
@@ -85,6 +95,26 @@ def _tree_seen(
     return seen
 
 
+@triton.jit
+def _cached_block(
+    keys: tensor, values: tensor, strides: tensor, table: tensor, block: tensor, kv_head: tensor, oldest: tensor,
+    DIM: constexpr, VALUE_DIM: constexpr, BLOCK_DIM: constexpr, BLOCK_VALUE_DIM: constexpr, BLOCK_KEYS: constexpr,
+    PER_PIECE: constexpr, ALIGN: constexpr, WINDOW: constexpr,
+) -> tensor:  # fmt: skip
+    """Load keys and values of one block of the prefix, where the table says; and who sees them, [M, N] or [1, N]."""
+    entry = table + block // PER_PIECE * 4
+    key_at = tl.multiple_of(tl.load(entry), ALIGN) + kv_head * strides[1]
+    value_at = tl.multiple_of(tl.load(entry + 1), ALIGN) + kv_head * strides[3]
+    n = block % PER_PIECE * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+    there = n < tl.load(entry + 3)
+    k = _tile(keys + key_at, n * strides[0], there, DIM, BLOCK_DIM)
+    v = _tile(values + value_at, n * strides[2], there, VALUE_DIM, BLOCK_VALUE_DIM)
+    seen = there[None, :]
+    if WINDOW:
+        seen = seen & ((n + tl.load(entry + 2))[None, :] >= oldest[:, None])
+    return k, v, seen
+
+
 # Sizes that change from round to round: specialised on them, the kernel would be compiled again in mid-serving.
 @triton.jit(do_not_specialize=["rows", "prefix_blocks", "tree_blocks", "split_blocks", "num_words", "window", "heads"])
 def part_kernel(
@@ -103,31 +133,18 @@ def part_kernel(
     folded = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     t, head = folded // GROUP, kv_head * GROUP + folded % GROUP
     valid = t < rows
-    dims = tl.arange(0, BLOCK_DIM)
-    pointers = query + t[:, None] * query_strides[0] + head[:, None] * query_strides[1] + dims[None, :]
-    q = tl.load(pointers, mask=valid[:, None] & (dims < DIM)[None, :], other=0.0)
+    q = _tile(query, t * query_strides[0] + head * query_strides[1], valid, DIM, BLOCK_DIM)
     oldest = t
     if WINDOW:
         oldest = tl.load(positions + t, mask=valid, other=0) - (window - 1)
-    state = (
-        tl.zeros([BLOCK_ROWS, BLOCK_VALUE_DIM], tl.float32),
-        tl.zeros([BLOCK_ROWS], tl.float32),
-        tl.full([BLOCK_ROWS], float("-inf"), tl.float32),
-    )
+    state = _nothing(BLOCK_ROWS, BLOCK_VALUE_DIM)
     first = split * split_blocks
     last = first + split_blocks
-    in_block = tl.arange(0, BLOCK_KEYS)
     for block in tl.range(first, tl.minimum(last, prefix_blocks)):
-        entry = table + block // PER_PIECE * 4
-        key_at = tl.multiple_of(tl.load(entry), ALIGN) + kv_head * prefix_strides[1]
-        value_at = tl.multiple_of(tl.load(entry + 1), ALIGN) + kv_head * prefix_strides[3]
-        n = block % PER_PIECE * BLOCK_KEYS + in_block
-        there = n < tl.load(entry + 3)
-        k = _tile(keys + key_at, n, prefix_strides[0], there, DIM, BLOCK_DIM)
-        v = _tile(values + value_at, n, prefix_strides[2], there, VALUE_DIM, BLOCK_VALUE_DIM)
-        seen = there[None, :]
-        if WINDOW:
-            seen = seen & ((n + tl.load(entry + 2))[None, :] >= oldest[:, None])
+        k, v, seen = _cached_block(
+            keys, values, prefix_strides, table, block, kv_head, oldest,
+            DIM, VALUE_DIM, BLOCK_DIM, BLOCK_VALUE_DIM, BLOCK_KEYS, PER_PIECE, ALIGN, WINDOW,
+        )  # fmt: skip
         state = _absorb(state, q, k, v, seen, scale, softcap, SOFTCAP, UPCAST)
     end = tree_blocks
     if CAUSAL:
@@ -135,9 +152,9 @@ def part_kernel(
     for block in tl.range(
         tl.maximum(first - prefix_blocks, 0), tl.minimum(last - prefix_blocks, end), num_stages=TREE_STAGES
     ):
-        n = block * BLOCK_KEYS + in_block
-        k = _tile(tree_keys + kv_head * tree_strides[1], n, tree_strides[0], n < rows, DIM, BLOCK_DIM)
-        v = _tile(tree_values + kv_head * tree_strides[3], n, tree_strides[2], n < rows, VALUE_DIM, BLOCK_VALUE_DIM)
+        n = block * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+        k = _tile(tree_keys + kv_head * tree_strides[1], n * tree_strides[0], n < rows, DIM, BLOCK_DIM)
+        v = _tile(tree_values + kv_head * tree_strides[3], n * tree_strides[2], n < rows, VALUE_DIM, BLOCK_VALUE_DIM)
         seen = _tree_seen(words, num_words, t, n, rows, oldest, positions, CAUSAL, WINDOW)
         state = _absorb(state, q, k, v, seen, scale, softcap, SOFTCAP, UPCAST)
     sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) if SINKS else tl.zeros([BLOCK_ROWS], tl.float32)
@@ -177,8 +194,7 @@ def merge_kernel(
     cell = tl.program_id(0) * BLOCK_CELLS + tl.arange(0, BLOCK_CELLS)
     valid = cell < cells
     dims = tl.arange(0, BLOCK_VALUE_DIM)
-    sums = tl.zeros([BLOCK_CELLS, BLOCK_VALUE_DIM], tl.float32)
-    mass, top = tl.zeros([BLOCK_CELLS], tl.float32), tl.full([BLOCK_CELLS], float("-inf"), tl.float32)
+    sums, mass, top = _nothing(BLOCK_CELLS, BLOCK_VALUE_DIM)
     for first in tl.range(0, splits, BLOCK_SPLITS):
         split = first + tl.arange(0, BLOCK_SPLITS)
         there = (split < splits)[:, None] & valid[None, :]
