@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from longgraft.kernels.first_use import fault
-from longgraft.kernels.flash_calls import PAGE, Library, Pages, library
+from longgraft.kernels.flash_calls import PAGE, Pages, Provider, provider
 from longgraft.kernels.parts import Part, grouped, matmul, merge, rows_between
 from longgraft.kernels.reference import visible
 from longgraft.kernels.spec import Run, TreeInput
@@ -40,7 +40,7 @@ def why_not(inputs: TreeInput) -> str:
         return f"head sizes are {dim} and {inputs.value_dim}, it needs one, a multiple of 8 up to {MOST_DIM}"
     if torch.is_grad_enabled() and query.requires_grad:
         return "it has no gradients"
-    found = library(torch.cuda.get_device_capability(query.device))
+    found = provider(torch.cuda.get_device_capability(query.device))
     if isinstance(found, str):
         return f"{found}: pip install 'longgraft[flash]'"
     if inputs.spec.softcap is not None and not found.softcap:
@@ -66,7 +66,7 @@ def _parts(inputs: TreeInput) -> Iterator[Part]:
     begin, end = -(-inner // PAGE) * PAGE, inputs.prefix_len // PAGE * PAGE
     pages = in_pages(inputs.prefix, begin, end)
     capability = torch.cuda.get_device_capability(inputs.query.device) if inputs.query.is_cuda else (9, 0)
-    found = library(capability)
+    found = provider(capability)
     if pages is None or isinstance(found, str):
         yield from _own(inputs)
         return
@@ -74,7 +74,7 @@ def _parts(inputs: TreeInput) -> Iterator[Part]:
         assert window is not None
         first = max(0, min(positions) - (window - 1))
         yield from _edge(inputs, positions, (first, begin))
-    yield from _by_library(found, inputs, pages)
+    yield from _by_provider(found, inputs, pages)
     tail = [run for _, run in rows_between(inputs.prefix, end, inputs.prefix_len)]
     if tail or inputs.tree is not None:
         shifted = [position - end for position in positions] if window is not None else inputs.positions
@@ -120,7 +120,7 @@ def _view(lowest: Tensor, pages: int) -> Tensor:
     return lowest.as_strided((pages, PAGE, *lowest.shape[1:]), (PAGE * row, row, head, one))
 
 
-def _by_library(found: Library, inputs: TreeInput, pages: Pages) -> Iterator[Part]:
+def _by_provider(found: Provider, inputs: TreeInput, pages: Pages) -> Iterator[Part]:
     """Yield the parts of pages that every row sees: heads that share keys are rows, [Hk, G * T, ..]."""
     rows, heads, _ = inputs.query.shape
     folded = grouped(inputs.query, inputs.kv_heads).flatten(1, 2).transpose(0, 1).contiguous()

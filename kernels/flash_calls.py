@@ -39,7 +39,7 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class Provider:
     """One library's call: query [rows, Hk, D] over the pages, every row all keys -> parts [Hk, rows, ..]."""
 
     name: str
@@ -48,18 +48,18 @@ class Library:
 
 
 @cache
-def library(capability: tuple[int, int]) -> Library | str:
+def provider(capability: tuple[int, int]) -> Provider | str:
     """Return the first library that serves this compute capability, or why each of them does not."""
     reasons = []
     for find in (_flash_attn_2, _flash_attn_4, _torch_varlen):
         found = find(capability)
-        if isinstance(found, Library):
+        if isinstance(found, Provider):
             return found
         reasons.append(found)
     return "; ".join(reasons)
 
 
-def _flash_attn_2(capability: tuple[int, int]) -> Library | str:
+def _flash_attn_2(capability: tuple[int, int]) -> Provider | str:
     try:
         from flash_attn import flash_attn_with_kvcache
     except ImportError as error:
@@ -84,10 +84,10 @@ def _flash_attn_2(capability: tuple[int, int]) -> Library | str:
     )
     if missing:
         return f"this flash-attn's flash_attn_with_kvcache lacks {', '.join(sorted(missing))}: expected 2.6 or later"
-    return Library("flash-attn 2", call, softcap=True)
+    return Provider("flash-attn 2", call, softcap=True)
 
 
-def _flash_attn_4(capability: tuple[int, int]) -> Library | str:
+def _flash_attn_4(capability: tuple[int, int]) -> Provider | str:
     try:
         found = version("flash-attn-4")
     except PackageNotFoundError:
@@ -120,10 +120,10 @@ def _flash_attn_4(capability: tuple[int, int]) -> Library | str:
         outs, lses = out.unflatten(0, (lanes, rows)), lse.view(heads, lanes, rows)
         return [(outs[i].transpose(0, 1), _natural(lses[:, i], query)) for i in range(lanes)]
 
-    return Library("flash-attn 4", call, softcap=True)
+    return Provider("flash-attn 4", call, softcap=True)
 
 
-def _torch_varlen(capability: tuple[int, int]) -> Library | str:
+def _torch_varlen(capability: tuple[int, int]) -> Provider | str:
     try:
         from torch.nn.attention.varlen import AuxRequest, varlen_attn
     except ImportError:
@@ -149,7 +149,7 @@ def _torch_varlen(capability: tuple[int, int]) -> Library | str:
         )
         return [(out.transpose(0, 1), _natural(lse, query))]
 
-    return Library("torch's varlen_attn", call, softcap=False)
+    return Provider("torch's varlen_attn", call, softcap=False)
 
 
 def _lengths(table: Tensor) -> Tensor:

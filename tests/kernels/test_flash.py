@@ -25,10 +25,10 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("flash_attn", "flash_attn.cute", "torch.nn.attention.varlen", "longgraft.kernels.triton"):
         monkeypatch.setitem(sys.modules, name, None)
     no_version(monkeypatch)
-    flash_calls.library.cache_clear()
+    flash_calls.provider.cache_clear()
     flash_fakes.calls.clear()
     yield
-    flash_calls.library.cache_clear()
+    flash_calls.provider.cache_clear()
 
 
 def no_version(monkeypatch: pytest.MonkeyPatch, found: str | None = None) -> None:
@@ -53,7 +53,7 @@ def install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     else:
         made = fakes.module("varlen", varlen_attn=fakes.varlen_attn, AuxRequest=fakes.AuxRequest)
         monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", made)
-    flash_calls.library.cache_clear()
+    flash_calls.provider.cache_clear()
 
 
 def pooled(case: Case, order: list[int]) -> TreeInput:
@@ -201,31 +201,31 @@ def test_triton_takes_the_rest_where_it_can(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_first_library_that_serves_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in reversed(NAMES):
         install(name, monkeypatch)
-        found = flash_calls.library(HOPPER)
-        assert isinstance(found, flash_calls.Library)
+        found = flash_calls.provider(HOPPER)
+        assert isinstance(found, flash_calls.Provider)
         if name != "flash-attn 4":  # the two share a package; each stand-in replaces the other's
             assert found.name == name
 
 
 def test_reasons_name_every_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    reason = flash_calls.library(HOPPER)
+    reason = flash_calls.provider(HOPPER)
     assert isinstance(reason, str)
     for words in ("flash-attn 2 cannot be imported", "flash-attn 4 is not installed", "no torch.nn.attention.varlen"):
         assert words in reason
     install("flash-attn 4", monkeypatch)
     for capability in ((8, 0), (12, 0)):
-        assert f"this is {capability[0]}.{capability[1]}" in str(flash_calls.library(capability))
+        assert f"this is {capability[0]}.{capability[1]}" in str(flash_calls.provider(capability))
     no_version(monkeypatch, "5.1")
-    flash_calls.library.cache_clear()
-    assert "flash-attn-4 is 5.1: expected 4" in str(flash_calls.library(HOPPER))
+    flash_calls.provider.cache_clear()
+    assert "flash-attn-4 is 5.1: expected 4" in str(flash_calls.provider(HOPPER))
     old = flash_fakes.module("varlen", varlen_attn=lambda query, key, value, cu_seq_q: None, AuxRequest=None)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", old)
-    flash_calls.library.cache_clear()
-    assert "varlen_attn lacks block_table, return_aux, scale, seqused_k" in str(flash_calls.library(HOPPER))
+    flash_calls.provider.cache_clear()
+    assert "varlen_attn lacks block_table, return_aux, scale, seqused_k" in str(flash_calls.provider(HOPPER))
     old = flash_fakes.module("flash_attn", flash_attn_with_kvcache=lambda q, k_cache, v_cache, block_table: None)
     monkeypatch.setitem(sys.modules, "flash_attn", old)
-    flash_calls.library.cache_clear()
-    assert "lacks return_softmax_lse, softcap: expected 2.6" in str(flash_calls.library(HOPPER))
+    flash_calls.provider.cache_clear()
+    assert "lacks return_softmax_lse, softcap: expected 2.6" in str(flash_calls.provider(HOPPER))
 
 
 def test_it_says_what_it_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_installed_torch_has_the_signature_or_says_so(monkeypatch: pytest.Monkey
     """Against the real signature, whichever torch this is."""
     monkeypatch.delitem(sys.modules, "torch.nn.attention.varlen")
     found = flash_calls._torch_varlen(HOPPER)
-    assert found.name == NAMES[2] if isinstance(found, flash_calls.Library) else "torch" in found
+    assert found.name == NAMES[2] if isinstance(found, flash_calls.Provider) else "torch" in found
 
 
 @pytest.mark.gpu
@@ -263,8 +263,8 @@ def test_on_a_gpu(
     rows: int, prefix: int, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()  # the real libraries
-    flash_calls.library.cache_clear()
-    found = flash_calls.library(torch.cuda.get_device_capability())
+    flash_calls.provider.cache_clear()
+    found = flash_calls.provider(torch.cuda.get_device_capability())
     if isinstance(found, str):
         pytest.skip(found)
     inputs = pooled(Case(rows, prefix, 2, 4, 128, window=window, dtype=dtype), list(range(-(-prefix // 256)))[::-1])
