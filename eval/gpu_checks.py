@@ -23,7 +23,7 @@ from longgraft.cost import ROW_BUCKETS, CostTable
 from longgraft.device_draw import Drawing, gumbel
 from longgraft.engine import Engine
 from longgraft.eval.gpu_cases import Case, Problem, model_of, problem, text_of, truth
-from longgraft.eval.gpu_stages import Stage
+from longgraft.eval.gpu_stage import Stage
 from longgraft.index import nvrtc
 from longgraft.index.dense_store import DenseStore
 from longgraft.index.device import DeviceAutomaton, checked_launch, differs
@@ -107,18 +107,17 @@ def index(stage: Stage) -> None:
     rng = np.random.default_rng(1)
     states = rng.standard_normal((stage.size(20_000, 800), 256)).astype(np.float32)
     projection = Projection.fit(states[:500], 64)
-    for backend in ("torch" if stage.is_dry else "torch:cuda",):
-        stores = [DenseStore(projection=projection, backend=name) for name in ("numpy", backend)]
-        device = DeviceDense(projection, len(states), stage.device)
-        for store in stores:
-            store.extend(states)
-        device.extend(torch.from_numpy(states).to(stage.device))
-        queries = states[:: len(states) // 20]
-        found = [[store.search(query, 8)[0].tolist() for query in queries] for store in stores]
-        there = [device.search(torch.from_numpy(query).to(stage.device), 8)[0].tolist() for query in queries]
-        stage.check("dense store behind its protocol", found[0] == found[1])
-        shared = [len(set(a) & set(b)) for a, b in zip(found[0], there)]  # cosines may tie within rounding
-        stage.check("dense store without the host", min(shared) >= 7, f"of 8 each: {shared}")
+    stores = [DenseStore(projection=projection, backend=name) for name in ("numpy", f"torch:{stage.device}")]
+    device = DeviceDense(projection, len(states), stage.device)
+    for store in stores:
+        store.extend(states)
+    device.extend(torch.from_numpy(states).to(stage.device))
+    queries = states[:: len(states) // 20]
+    found = [[store.search(query, 8)[0].tolist() for query in queries] for store in stores]
+    there = [device.search(torch.from_numpy(query).to(stage.device), 8)[0].tolist() for query in queries]
+    stage.check("dense store behind its protocol", found[0] == found[1])
+    shared = [len(set(a) & set(b)) for a, b in zip(found[0], there)]  # cosines may tie within rounding
+    stage.check("dense store without the host", min(shared) >= 7, f"of 8 each: {shared}")
 
 
 def _time_index(stage: Stage, launch: Any, length: int) -> None:

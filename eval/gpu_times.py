@@ -21,7 +21,7 @@ from longgraft.cache import SequenceCache
 from longgraft.config import SamplingParams
 from longgraft.eval.gpu_cases import model_of, text_of
 from longgraft.eval.gpu_checks import engine_of, timed
-from longgraft.eval.gpu_stages import Stage
+from longgraft.eval.gpu_stage import Stage
 from longgraft.measure import filled
 from longgraft.target import Segment, Target
 

@@ -157,7 +157,7 @@ class NearestRows:
         if not isinstance(mirror, _Lists) and not mirror.is_checked and mirror.covered:
             _, best = self._exact(query, 1, 0, min(mirror.covered, limit))
             _, reached = self._ordered(found, query)
-            if len(best) and not reached[:1] >= best - ROUNDING:
+            if len(best) and not (len(reached) and reached[0] >= best[0] - ROUNDING):
                 raise GraftError("dense store: the GPU missed the nearest key; use backend 'faiss' or 'numpy'")
             mirror.is_checked = True
         rows, scores = self._ordered(np.concatenate([found, tail]), query)

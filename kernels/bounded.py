@@ -93,4 +93,4 @@ def _in_place(inputs: TreeInput, prefix: BoundedPrefix) -> Tensor:
     if plan is None:
         step = gcd(prefix.run_rows, plans.PIECE_KEYS)
         plan = prefix.memo[kind] = plans.bounded_plan(inputs, prefix.rows, prefix.length, step)
-    return triton.attend_by(inputs, plan)
+    return triton.attend_planned(inputs, plan)

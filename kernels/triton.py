@@ -87,19 +87,10 @@ def attend(inputs: TreeInput) -> Tensor:
 
 
 def attend_planned(inputs: TreeInput, plan: Plan) -> Tensor:
-    """Return the same by a plan made for this layer or for another whose pools are laid out alike.
+    """Return the same by a plan made for this kind of layer (`kind_of`), which nobody checks.
 
-    No synchronisation, and launches that depend on shapes alone. ValueError for a plan of another kind of layer.
+    No synchronisation, and launches that depend on shapes alone.
     """
-    if plan.kind != kind_of(inputs):
-        raise ValueError(
-            f"{plan.kind}: expected a plan for {kind_of(inputs)} (window, rows, keys, keys a block, strides, runs)"
-        )
-    return attend_by(inputs, plan)
-
-
-def attend_by(inputs: TreeInput, plan: Plan) -> Tensor:
-    """Return attention by a plan that was made for just this kind of layer; nobody checks that."""
     return _launch(inputs, plan, inputs.query.dtype)[0]
 
 

@@ -28,7 +28,7 @@ class Plan:
     `table [pieces, 4]` int64: where a piece's keys and values start, in elements from the first run's, its first
     position, its keys (at most 256); all its offsets are multiples of `align`. `blocks`: key blocks of the prefix.
     `words [T, W]` int32: bit j % 32 of word j // 32 says that the row sees tree row j; None: a causal chain.
-    `positions [T]` int32, None without a window. `kind`: which layers it serves.
+    `positions [T]` int32, None without a window.
     """
 
     table: Tensor
@@ -36,7 +36,6 @@ class Plan:
     blocks: int
     words: Tensor | None
     positions: Tensor | None
-    kind: tuple[object, ...]
 
 
 def make_plan(inputs: TreeInput) -> Plan:
@@ -53,9 +52,7 @@ def make_plan(inputs: TreeInput) -> Plan:
     if len(table):
         blocks = (len(table) - 1) * (PIECE_KEYS // size) + blocks_in(int(table[-1, 3]), size)
     mask = inputs.mask if inputs.tree is not None else None
-    return Plan(
-        table.to(device), align, blocks, None if mask is None else ancestor_words(mask), positions, kind_of(inputs)
-    )
+    return Plan(table.to(device), align, blocks, None if mask is None else ancestor_words(mask), positions)
 
 
 def bounded_plan(inputs: TreeInput, rows: Tensor, length: Tensor, step: int) -> Plan:
@@ -73,7 +70,7 @@ def bounded_plan(inputs: TreeInput, rows: Tensor, length: Tensor, step: int) -> 
     align = gcd(16, keys.stride(0), values.stride(0))
     blocks = len(starts) * (PIECE_KEYS // block_keys(inputs))
     positions = None if inputs.spec.window is None else inputs.positions.to(torch.int32)
-    return Plan(table, align, blocks, ancestor_words(inputs.mask), positions, ("bounded plan",))
+    return Plan(table, align, blocks, ancestor_words(inputs.mask), positions)
 
 
 def uniform(prefix: Sequence[Run]) -> list[Run]:
@@ -121,7 +118,7 @@ def strides_of(keys: Tensor, values: Tensor) -> tuple[int, ...]:
 
 
 def kind_of(inputs: TreeInput) -> tuple[object, ...]:
-    """What two layers must share to share a plan."""
+    """What two layers of one forward must share to share a plan."""
     runs = uniform(inputs.prefix)
     places = [(len(keys), _offset(keys, runs[0][0]), _offset(values, runs[0][1])) for keys, values in runs]
     strides = tuple(strides_of(*run) for run in runs[:1])

@@ -14,12 +14,9 @@ import torch
 from torch import Tensor
 
 from longgraft.config import GraftError, SamplingParams
+from longgraft.noise import LN2_HIGH, LN2_LOW, MULTIPLIERS, SERIES, WEYL
 
 _MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_LN2_HIGH, _LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
-_SERIES = tuple(2.0 / (2 * j + 1) for j in range(11))
 _MANTISSA, _HALF = (1 << 52) - 1, 1022 << 52
 BLOCK_CELLS = 1 << 22
 """Noise of so many tokens at a time: some dozens of 32 MiB tensors come and go."""
@@ -107,10 +104,10 @@ def philox(numbers: Tensor, positions: Tensor, key: tuple[int, int]) -> Tensor:
     a, b = numbers.expand(shape), positions.long()[:, None].expand(shape)
     c, d = torch.full_like(a, sample_index & _MASK), torch.full_like(a, sample_index >> 32)
     for _ in range(10):
-        left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]  # wrapped: their 64 bits are what is meant
+        left, right = a * MULTIPLIERS[0], c * MULTIPLIERS[1]  # wrapped: their 64 bits are what is meant
         a, b = ((right >> 32) & _MASK) ^ b ^ keys[0], right & _MASK
         c, d = ((left >> 32) & _MASK) ^ d ^ keys[1], left & _MASK
-        keys = [(word + weyl) & _MASK for word, weyl in zip(keys, _WEYL)]
+        keys = [(word + weyl) & _MASK for word, weyl in zip(keys, WEYL)]
     return torch.stack((a, b, c, d), dim=-1)
 
 
@@ -124,9 +121,9 @@ def log(x: Tensor) -> Tensor:
     scale = (exponent - low.long()).double()
     f = (mantissa - 1.0) / (mantissa + 1.0)
     square = f * f
-    total = torch.full_like(f, _SERIES[-1])
-    for coefficient in _SERIES[-2::-1]:
+    total = torch.full_like(f, SERIES[-1])
+    for coefficient in SERIES[-2::-1]:
         total = total * square
         total = total + coefficient
-    tail = scale * _LN2_LOW + total * f
-    return scale * _LN2_HIGH + tail
+    tail = scale * LN2_LOW + total * f
+    return scale * LN2_HIGH + tail

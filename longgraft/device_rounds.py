@@ -26,6 +26,7 @@ from longgraft.device_draw import why_not
 from longgraft.device_graph import Replay
 from longgraft.device_round import DeviceIndex, DeviceRound, Report
 from longgraft.index.context_index import CONTEXT_DOCUMENT, ContextIndex
+from longgraft.kernels.bounded import BACKENDS as BOUNDED
 from longgraft.prefill import PromptReader
 from longgraft.request import Request
 from longgraft.rounds import Portion, Rounds
@@ -228,5 +229,8 @@ def require_round(config: EngineConfig, target: Any) -> None:
     name = config.round
     if config.exact and name != "plain":
         raise GraftError(f"round is {name!r}: exact mode needs 'plain', whose rows do not depend on one another")
+    if name != "plain" and config.backend not in ("auto", *BOUNDED):
+        known = ", ".join(("auto", *BOUNDED))
+        raise GraftError(f"round is {name!r} with backend {config.backend!r}: expected one of {known}")
     if name == "graphs" and target.device.type != "cuda":
         raise GraftError(f"round is 'graphs': CUDA graphs need a CUDA device, this model is on {target.device}")

@@ -26,12 +26,12 @@ Doubles = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint32]
 Key = tuple[int, int, int]  # seed, sample index, position
 
-_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
-_WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint32)
-_LN2_HIGH, _LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
+MULTIPLIERS, WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+_MULTIPLIERS, _WEYL = np.array([MULTIPLIERS], np.uint64).T, np.array([WEYL], np.uint32).T
+LN2_HIGH, LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
 # log(m) = sum over j of 2 / (2j + 1) * f ** (2j + 1), f = (m - 1) / (m + 1); |f| < 0.1716, the next term is <
 # 2e-19.
-_SERIES = tuple(2.0 / (2 * j + 1) for j in range(11))
+SERIES = tuple(2.0 / (2 * j + 1) for j in range(11))
 _FEW = 1024  # for fewer tokens their exact noise is cheaper than screening
 _SLACK = 1 - 1e-3  # covers the rounding of the fp32 screen, about 1e-6, many times over
 
@@ -69,10 +69,10 @@ def log(x: Doubles) -> Doubles:
     exponent = (exponent - low).astype(np.float64)
     f = (mantissa - 1.0) / (mantissa + 1.0)
     square = f * f
-    total = np.full_like(f, _SERIES[-1])
-    for coefficient in _SERIES[-2::-1]:
+    total = np.full_like(f, SERIES[-1])
+    for coefficient in SERIES[-2::-1]:
         total = total * square + coefficient
-    return exponent * _LN2_HIGH + (exponent * _LN2_LOW + total * f)
+    return exponent * LN2_HIGH + (exponent * LN2_LOW + total * f)
 
 
 def _noise(words: Words) -> Doubles:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from longgraft.eval.gpu_cases import Case, problem, text_of, truth
-from longgraft.eval.gpu_stages import Stage, stages
+from longgraft.eval.gpu_stage import Stage
+from longgraft.eval.gpu_stages import stages
 from longgraft.kernels.reference import attend
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "gpu_check.py"

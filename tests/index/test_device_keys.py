@@ -8,7 +8,7 @@ import torch
 
 from longgraft.config import GraftError
 from longgraft.index.dense_store import DenseStore
-from longgraft.index.device_keys import NO_HIT, SLACK, DeviceDense, DeviceKeys
+from longgraft.index.device_keys import NO_HIT, DeviceDense, DeviceKeys, TorchShortlist
 from longgraft.index.nearest import NearestRows
 from longgraft.index.projection import Projection
 from tests.host_reads import HostRead, no_host_reads
@@ -114,4 +114,6 @@ def test_a_device_that_misses_the_nearest_key_is_not_trusted(monkeypatch: pytest
     monkeypatch.setattr(DeviceKeys, "_scores", lambda self, query: torch.arange(200.0))
     with pytest.raises(GraftError, match="missed the nearest key"):
         nearest.search(rows[3], 2)
-    assert SLACK < 100
+    monkeypatch.setattr(TorchShortlist, "search", lambda self, query, k: np.full(k, NO_HIT))
+    with pytest.raises(GraftError, match="missed the nearest key"):
+        nearest.search(rows[3], 2)

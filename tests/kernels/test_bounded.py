@@ -73,9 +73,17 @@ def test_triton_is_as_exact_as_torch(case: Case, more: int) -> None:
     assert_close(case, attend(call, max(1, case.prefix + more), "triton"))
 
 
+@needs_triton
 def test_layers_share_what_is_worked_out_once() -> None:
-    prefix = BoundedPrefix(torch.arange(300), torch.tensor([257]), CHUNK)
-    assert prefix.bound == 300 and prefix.memo == {}
+    prefix = BoundedPrefix(torch.arange(48), torch.tensor([40]), CHUNK)
+    for window, plans in ((None, 1), (3, 2), (None, 2), (3, 2)):
+        case = Case(rows=5, prefix=40, kv_heads=1, dim=16, window=window)
+        call = make(case)
+        pool = (torch.cat([call.keys, call.keys[:8]]), torch.cat([call.values, call.values[:8]]))
+        tree = (call.tree_keys, call.tree_values)
+        args = (call.query, pool, prefix, tree, call.spec, call.mask, torch.tensor(call.positions))
+        assert_close(case, bounded_attention(*args, "triton"))
+        assert len(prefix.memo) == plans and prefix.bound == 48
 
 
 def test_other_backends_are_named() -> None:
