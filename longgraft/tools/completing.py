@@ -65,9 +65,7 @@ def cursor_at(root: Path, file: str, line: int, column: int | None, text: str | 
 
     `file`: as seen from here, or from `root`. `text`: what the file holds now (default: what is on disk).
     """
-    if not root.is_dir():
-        raise GraftError(f"{root} is no folder: expected the repository's")
-    root = root.resolve()
+    root = folder_of(root)
     path = next((one for one in (Path(file), root / file) if one.exists()), root / file).resolve()
     if not path.is_relative_to(root):
         raise GraftError(f"{file} is not in the repository {root}: name a file in it")
@@ -86,6 +84,13 @@ def cursor_at(root: Path, file: str, line: int, column: int | None, text: str | 
         raise GraftError(f"--column is {column}: line {line} of {file} has the columns 1 to {length + 1}")
     at = sum(map(len, lines[: line - 1])) + (length if column is None else column - 1)
     return Cursor(root, path.relative_to(root).as_posix(), text[:at], text[at:])
+
+
+def folder_of(root: Path) -> Path:
+    """Return a repository's folder as an absolute path."""
+    if not root.is_dir():
+        raise GraftError(f"{root} is no folder: expected the repository's")
+    return root.resolve()
 
 
 def request_for(engine: Engine, cursor: Cursor, params: SamplingParams, budget: Budget) -> Request:

@@ -75,7 +75,10 @@ def test_editing_and_completing(line: str, folder: str) -> None:
     path = Path("shapes.py")
     path.write_text(SHAPES)
     if words[0] == "complete":
-        result = invoke(*words, "-n", "8")
+        result = invoke(*words, "-n", "8", stdin='{"file": "app.py", "line": 12}\n')
+        if "--loop" in words:
+            assert len(json.loads(result.stdout)["token_ids"]) == 8, result.stderr
+            return
         assert result.exit_code == 0 and "no tokens for filling in the middle" in result.stderr
         return
     with writing(f"{SHAPES.replace('area', 'surface')}```\n"):
