@@ -162,9 +162,7 @@ def _lanes(table: Tensor) -> Tensor:
     pages = table.shape[1]
     each = -(-pages // min(_MOST_LANES, pages))
     lanes = -(-pages // each)
-    padded = table.new_full((lanes * each,), -1)
-    padded[:pages] = table[0]
-    return padded.view(lanes, each)
+    return torch.nn.functional.pad(table[0], (0, lanes * each - pages), value=-1).view(lanes, each)
 
 
 def _natural(lse: Tensor, query: Tensor) -> Tensor:
