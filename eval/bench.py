@@ -23,16 +23,20 @@ from longgraft.accept import accept
 from longgraft.cache import ChunkPool, LayerShape, SequenceCache
 from longgraft.config import EngineConfig, SamplingParams
 from longgraft.engine import Engine
+from longgraft.eval.bench_linear import multiply_rate, read_rate
 from longgraft.eval.environment import environment
 from longgraft.graft import graft
 from longgraft.index.context_index import ContextIndex
+from longgraft.kernels.tree_attention import BACKENDS
 from longgraft.measure import filled, time_forward
+from longgraft.memory import skeleton, weight_bytes
 from longgraft.policy import RetrievalPolicy
 from longgraft.resolve import resolve
 from longgraft.sampler import Sampler
 from longgraft.sequence import Sequence
 from longgraft.stats import Stats
 from longgraft.stop import StopRules
+from longgraft.target import Target
 from longgraft.tree import IntArray, TreeBuilder, Verification
 
 
@@ -201,18 +205,42 @@ def _transformers_step(engine: Engine, context: int) -> Callable[[], float]:
 
 
 def bench_costs(args: argparse.Namespace) -> dict[str, Any]:
-    """Time passes of N rows behind L random K/V rows."""
+    """Time passes of N rows behind L random K/V rows, backends of attention in turn, beside what bounds them."""
     engine = Engine.from_pretrained(
         args.model, EngineConfig(policy="plain", prefix_cache=False), dtype=args.dtype, quantize=args.quantize
     )
-    rows = []
-    cache = filled(engine.target, engine.pool, max(args.contexts))
-    with engine.target.session():
+    target, found = engine.target, list[dict[str, Any]]()
+    cache = filled(target, engine.pool, max(args.contexts))
+    rates = read_rate(), multiply_rate()
+    with target.session():
         for context in sorted(args.contexts, reverse=True):
             cache.truncate(context)
-            times = {n: time_forward(engine.target, cache, n, args.repeats) for n in args.rows}
-            rows.append({"context": context, **{str(n): round(t * 1e3, 2) for n, t in times.items()}})
-    return {"bench": "costs", "model": args.model, "dtype": args.dtype, "unit": "ms", "rows": rows[::-1]}
+            lines = [{"context": context, "backend": name} for name in (*args.backends, "bound")]
+            for n in args.rows:
+                for line in lines[:-1]:
+                    target.backend = line["backend"]
+                    line[str(n)] = round(time_forward(target, cache, n, args.repeats) * 1e3, 2)
+                lines[-1][str(n)] = round(bound_of(target, n, context, rates, args.quantize) * 1e3, 2)
+            found += lines[::-1]
+    return {"bench": "costs", "model": args.model, "dtype": args.dtype, "unit": "ms", "rows": found[::-1]}
+
+
+def bound_of(target: Target, rows: int, context: int, rates: tuple[float, float], quantize: str | None = None) -> float:
+    """Return the seconds that a pass takes at least: reading weights and K/V once, or all its multiply-adds.
+
+    `rates`: bytes a second that torch reads, and multiply-adds a second of its fp32 product; both are what this
+    machine has shown, not what it could.
+    """
+    bare = skeleton(target.model.config)  # without storage: linear layers as they were before 8 bits
+    embeddings, head = bare.get_input_embeddings().weight, bare.get_output_embeddings().weight
+    read = weight_bytes(bare, target.dtype, quantize)
+    if quantize is not None or embeddings is not head:
+        read -= embeddings.numel() * target.dtype.itemsize  # of which a pass reads a row a token
+    read += context * sum(s.kv_heads * (s.key_dim + s.value_dim) for s in target.layers) * target.dtype.itemsize
+    cells = sum(m.weight.numel() for m in bare.modules() if isinstance(m, torch.nn.Linear))
+    heads = target.config.num_attention_heads
+    products = rows * (cells + context * sum(heads * (s.key_dim + s.value_dim) for s in target.layers))
+    return max(read / rates[0], products / rates[1])
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -246,6 +274,8 @@ def main() -> None:
         one.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192, 32768])
         one.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
         one.add_argument("--repeats", type=int, default=5)
+        if name == "costs":
+            one.add_argument("--backends", nargs="+", default=["auto"], choices=BACKENDS)
         one.set_defaults(run=run)
     args = parser.parse_args()
     report = args.run(args) | {"environment": environment()}
