@@ -6,17 +6,13 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
+
+from tests.server.process import free_port, running
 
 MODEL = os.environ.get("LONGGRAFT_SERVE_MODEL", "")
 pytestmark = [
@@ -34,30 +30,8 @@ PROMPTS = ["def fib(n):", "Once upon a time", "1 2 3 4 5 6 7"]
 TOKENS = 48
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-@contextmanager
-def running(command: Sequence[str], url: str, log: Path) -> Iterator[openai.OpenAI]:
-    """Run a server until the block ends."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
-        try:
-            for _ in range(600):
-                assert process.poll() is None, log.read_text()[-2000:]
-                try:
-                    if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                        break
-                except httpx.HTTPError:
-                    pass
-                time.sleep(0.5)
-            yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=600, max_retries=0)
-        finally:
-            process.terminate()
-            process.wait(60)
+def sender(port: int) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=600, max_retries=0)
 
 
 def answers(client: openai.OpenAI) -> list[str | None]:
@@ -77,10 +51,10 @@ def answers(client: openai.OpenAI) -> list[str | None]:
 def test_the_same_text(tmp_path: Path) -> None:
     ours, theirs = free_port(), free_port()
     command = [sys.executable, "-m", "longgraft", "serve", "--model", MODEL, "--dtype", "float32", "--port", str(ours)]
-    with running(command, f"http://127.0.0.1:{ours}", tmp_path / "ours") as client:
-        found = answers(client)
+    with running(command, f"http://127.0.0.1:{ours}", tmp_path / "ours"):
+        found = answers(sender(ours))
     other = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", MODEL]
     other += ["--port", str(theirs), "--dtype", "float32", "--device", "cpu"]
-    with running(other, f"http://127.0.0.1:{theirs}", tmp_path / "theirs") as client:
-        expected = answers(client)
+    with running(other, f"http://127.0.0.1:{theirs}", tmp_path / "theirs"):
+        expected = answers(sender(theirs))
     assert found == expected
