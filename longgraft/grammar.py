@@ -15,7 +15,7 @@ from typing import Any
 
 from longgraft.config import GraftError
 
-KINDS = ("json_schema", "regex", "lark", "template")
+KINDS = ("json_schema", "regex", "lark", "gbnf", "template")
 # White space where JSON allows it: enough for deep indentation, but no model can loop in it.
 WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,64}"}
 # Without: what `json.dumps` writes, and most models.
@@ -30,12 +30,12 @@ _MARKS, _UNTIL = "\ue000\ue001", "\ue002\ue003"
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint on an answer; make one with `json_schema`, `json_object`, `regex` or `lark`.
+    """A constraint on an answer; make one with `json_schema`, `json_object`, `regex`, `lark` or `gbnf`.
 
-    `source`: the schema as JSON, the expression, the Lark text, or a template: Lark rules for `answer` in which fixed
-    words are `marked` (or `until` them any text comes), as only the tokenizer says how they are written. `whitespace`:
-    whether JSON may have white space between its tokens; without it fewer tokens are free, so more of them are drafted
-    without a model. `lead`: what ends the free text that comes first (`</think>`); None: none comes.
+    `source`: the schema as JSON, the expression, the text in Lark or GBNF, or a template: Lark rules for `answer` in
+    which fixed words are `marked` (or `until` them any text comes), as only the tokenizer says how they are written.
+    `whitespace`: whether JSON may have white space between its tokens; without it fewer tokens are free, so more of
+    them are drafted without a model. `lead`: what ends the free text that comes first (`</think>`); None: none comes.
     """
 
     kind: str
@@ -49,8 +49,8 @@ class Grammar:
         _check_text("source", self.source)
         if self.lead is not None:
             _check_text("lead", self.lead)
-            if self.kind == "lark":
-                raise GraftError("a Lark grammar says itself what comes first: leave lead out")
+            if self.says_all:
+                raise GraftError("a grammar in Lark or GBNF says itself what comes first: leave lead out")
 
     @classmethod
     def json_schema(
@@ -74,9 +74,24 @@ class Grammar:
         """Any text of a Lark grammar, in llguidance's dialect."""
         return cls("lark", text)
 
+    @classmethod
+    def gbnf(cls, text: str) -> Grammar:
+        """Any text of a grammar in llama.cpp's GBNF, whose rules are written with `::=`."""
+        return cls("gbnf", text)
+
+    @classmethod
+    def rules(cls, text: str) -> Grammar:
+        """Any text of a grammar, be it in Lark or in GBNF."""
+        return cls.gbnf(text) if re.search(r"(?m)^\s*[\w-]+\s*::=", text) else cls.lark(text)
+
+    @property
+    def says_all(self) -> bool:
+        """Whether the text is a whole grammar, what comes first included."""
+        return self.kind in ("lark", "gbnf")
+
     def lark_text(self, special: Special) -> str:
-        """Return it as Lark for a tokenizer."""
-        if self.kind == "lark":
+        """Return it as Lark for a tokenizer; GBNF as it is."""
+        if self.says_all:
             return self.source
         if self.kind == "json_schema":
             answer = f"answer: {json_rule(json.loads(self.source), self.whitespace)}"

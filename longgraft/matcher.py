@@ -58,7 +58,8 @@ class Grammars:
             library = _library()
             if self._words is None:
                 self._words = _words(self.tokenizer, self.vocab_size)
-            made = _compile(library, self._words, grammar.lark_text(self._special))
+            text = grammar.lark_text(self._special)
+            made = _compile(library, self._words, _lark_of_gbnf(text) if grammar.kind == "gbnf" else text)
         with self._looking:
             self._kept[grammar] = made
             while len(self._kept) > MOST_KEPT:
@@ -183,6 +184,15 @@ def _words(tokenizer: Any, vocab_size: int) -> Any:
     except BaseException as error:  # a panic of the library is no Exception
         name = type(tokenizer).__name__
         raise GraftError(f"grammars: llguidance takes no {name} like this: {_first_line(str(error))}") from error
+
+
+def _lark_of_gbnf(text: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(text))
+    except Exception as error:  # some of its mistakes are bare exceptions
+        raise GraftError(f"the grammar cannot be read as GBNF: {_first_line(str(error))}") from error
 
 
 def _compile(library: Any, words: Any, lark: str) -> Any:

@@ -53,8 +53,10 @@ def words() -> Any:
 @lru_cache(maxsize=64)
 def _pristine(grammar: Grammar) -> Any:
     import llguidance
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     lark = grammar.lark_text(lambda text: tokenizer().get_vocab()[text] if text in TAGS else None)
+    lark = gbnf_to_lark(lark) if grammar.kind == "gbnf" else lark
     made = llguidance.LLMatcher(words(), lark, log_level=0)
     assert not made.is_error(), made.get_error()
     return made

@@ -93,7 +93,8 @@ def endless() -> dict[str, Any]:
         (lambda: Grammar.lark("\udcff"), "half a character at place 0 of its source"),
         (lambda: Grammar.regex("a", lead=""), "lead is ''"),
         (lambda: Grammar("lark", "start: A", lead="x"), "leave lead out"),
-        (lambda: Grammar("gbnf", "x"), "kind 'gbnf'"),
+        (lambda: Grammar("gbnf", 'root ::= "a"', lead="x"), "leave lead out"),
+        (lambda: Grammar("ebnf", "x"), "kind 'ebnf'"),
     ],
 )
 def test_what_is_refused(make: Any, named: str) -> None:
@@ -104,3 +105,16 @@ def test_what_is_refused(make: Any, named: str) -> None:
 
 def test_text_of_a_schema_keeps_its_order_and_characters() -> None:
     assert schema_text({"b": 1, "a": "é"}) == '{"b": 1, "a": "é"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('root ::= "a" | b\nb ::= [0-9]+', "gbnf"),
+        ('# what is asked for\n  root-rule ::= "a"', "gbnf"),
+        ('start: "a" | B\nB: /[0-9]+/', "lark"),
+        ('start: NAME "::=" NAME\nNAME: /[a-z]+/', "lark"),
+    ],
+)
+def test_rules_are_known_by_how_they_are_written(text: str, kind: str) -> None:
+    assert Grammar.rules(text) == Grammar(kind, text) and Grammar.rules(text).says_all

@@ -30,6 +30,7 @@ GRAMMARS = {
     "object": Grammar.json_object(),
     "regex": Grammar.regex(r"[a-c]{2,5}(/[0-9]+)?"),
     "lark": Grammar.lark('start: "yes" | "no" | "nobody" TAIL?\nTAIL: /[!?]+/'),
+    "gbnf": Grammar.gbnf('root ::= "yes" | "no" | "nobody" tail?\ntail ::= [!?]+  # as loud as you like'),
     "spelled": Grammar.regex("[ab]", lead="END"),
     "thought": Grammar.json_schema(PERSON, whitespace=False, lead="</think>"),
 }
@@ -39,6 +40,7 @@ TEXTS = {
     "object": ['{"a": [1, null, {"b": true}], "c": "\\n"}'],
     "regex": ["abc", "cc/12"],
     "lark": ["yes", "nobody!!?"],
+    "gbnf": ["yes", "nobody!!?"],
     "spelled": ["hm ENENDa", "END\n\nb"],
     "thought": [
         'so so</think>\n{"name": "a", "age": 1, "tags": []}',
@@ -121,7 +123,7 @@ def test_what_is_masked_in_may_be_stepped_to_and_what_is_forced_is_alone(name: s
             assert np.flatnonzero(mask).tolist() == forced[:1], "one choice, but the sampler has others"
             assert forced == tokens[count : count + len(forced)]
             was_forced += 1
-    assert was_forced or name in ("object", "regex", "lark", "spelled")
+    assert was_forced or name in ("object", "regex", "lark", "gbnf", "spelled")
 
 
 def test_other_texts_of_the_same_length_are_read_anew() -> None:
@@ -184,6 +186,8 @@ BAD = {
     "regex": (Grammar.regex("(a"), "unclosed group"),
     "lark": (Grammar.lark("start: nowhere"), "nowhere"),
     "no lark": (Grammar.lark("}{"), "cannot be compiled"),
+    "gbnf": (Grammar.gbnf("root ::= nowhere"), "read as GBNF: Rule 'nowhere' not found"),
+    "no gbnf": (Grammar.gbnf("root ::= ["), "read as GBNF: Unexpected end"),
     "unknown special": (Grammar.lark("start: <|nobody|>"), "nobody"),
 }
 

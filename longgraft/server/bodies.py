@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from longgraft.server.fields import Body, Flag, Number, Sampled, Seed, Stops, StopText, TokenId, Whole
+from longgraft.server.fields import Body, Flag, Number, Sampled, Schema, Seed, Stops, StopText, TokenId, Whole
 
 MOST_PROMPTS, MOST_TOOLS = 128, 128
 Ids = Annotated[list[TokenId], Field(min_length=1)]
@@ -132,8 +132,6 @@ class LlamaRequest(Body):
     """What llama.cpp's two endpoints share. A number of tokens below 0 means: as many as the server allows."""
 
     refused: ClassVar[dict[str, Any]] = {
-        "grammar": None,
-        "json_schema": None,
         "logit_bias": None,
         "n_probs": 0,
         "mirostat": 0,
@@ -155,6 +153,8 @@ class LlamaRequest(Body):
     seed: Seed | None = None
     stop: StopText | Stops | None = None
     ignore_eos: Flag | None = None
+    grammar: str | None = Field(default=None, description="In GBNF.")
+    json_schema: Schema | None = None
     stream: Flag | None = None
     t_max_predict_ms: Whole | None = Field(
         default=None, description="Stop at a line's end once this much time went by."

@@ -135,7 +135,7 @@ class Guided(BaseModel):
     json_: Schema | None = Field(default=None, alias="json", description="A JSON schema.")
     regex: StopText | None = Field(default=None, description="In the syntax of Rust's regex crate.")
     choice: Choices | None = None
-    grammar: StopText | None = Field(default=None, description="Lark, in llguidance's dialect.")
+    grammar: StopText | None = Field(default=None, description="Lark in llguidance's dialect, or GBNF.")
     json_object: Flag | None = None
     disable_any_whitespace: Flag = False
 

@@ -22,7 +22,8 @@ from longgraft.server.fields import Extras
 from longgraft.server.filling import filling
 from longgraft.server.follow import Follower, Job, Piece
 from longgraft.server.respond import respond
-from longgraft.server.sampling import llama_params
+from longgraft.server.sampling import held, llama_params
+from longgraft.server.structure import llama_structure
 
 router = APIRouter()
 STOPPED = {"eos": "eos", "stop": "word"}
@@ -64,9 +65,10 @@ async def _answered(request: Request, body: LlamaRequest, job: Job) -> Response:
 def _job(desk: Desk, body: LlamaRequest, prompt_ids: list[int], request: Request) -> Job:
     wanted = None if body.n_predict is None or body.n_predict < 0 else max(1, body.n_predict)
     params = llama_params(body, desk.engine, desk.room_for(prompt_ids, wanted))
-    extras = Extras()
+    structure, extras = llama_structure(body), Extras()
+    params = held(params, structure.grammar, desk.engine.tokenizer)
     references = desk.references(extras, tenant_of(request))
-    return Job(prompt_ids, params, references, deadline=desk.deadline(extras))
+    return Job(prompt_ids, params, references, deadline=desk.deadline(extras), structure=structure)
 
 
 def _watch(follower: Follower, seconds: float) -> Any:

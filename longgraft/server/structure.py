@@ -12,7 +12,7 @@ from typing import Any
 
 from longgraft.config import GraftError
 from longgraft.grammar import Grammar, quoted
-from longgraft.server.bodies import ChatRequest
+from longgraft.server.bodies import ChatRequest, LlamaRequest
 from longgraft.server.errors import ApiError
 from longgraft.server.fields import Guided, Sampled
 from longgraft.tool_calls import CLOSE, OPEN, style_of
@@ -46,14 +46,28 @@ Make = Callable[[str | None], Grammar]
 
 def structure_of(body: Sampled, lead: str | None = None) -> Structure:
     """Return the form that a request asks for by `response_format` or guided decoding; `ApiError` for a bad one."""
-    asked = _asked(body)
+    return _structure(_asked(body), lead)
+
+
+def llama_structure(body: LlamaRequest) -> Structure:
+    """Return the form that a request to llama.cpp's endpoints asks for."""
+    asked = dict[str, Make]()
+    if body.json_schema is not None:
+        asked["json_schema"] = _guided("json", body.json_schema, True)
+    if body.grammar:
+        gbnf = body.grammar
+        asked["grammar"] = lambda lead: Grammar.gbnf(gbnf)
+    return _structure(asked, None)
+
+
+def _structure(asked: dict[str, Make], lead: str | None) -> Structure:
     if not asked:
         return PLAIN
     if len(asked) > 1:
         raise ApiError(400, f"{' and '.join(asked)} exclude each other: leave one out", param=list(asked)[1])
     ((param, make),) = asked.items()
     grammar = named(param, lambda: make(lead))
-    return Structure(grammar, param, None, None if grammar.kind == "lark" else lead)
+    return Structure(grammar, param, None, None if grammar.says_all else lead)
 
 
 def chat_structure(body: ChatRequest, tokenizer: Any, lead: str | None) -> Structure:
@@ -140,5 +154,5 @@ def _guided(name: str, value: Any, whitespace: bool) -> Make:
     if name == "regex":
         return lambda lead: Grammar.regex(value, lead=lead)
     if name == "grammar":
-        return lambda lead: Grammar.lark(value)
+        return lambda lead: Grammar.rules(value)
     return lambda lead: Grammar("template", "answer: " + " | ".join(map(quoted, value)), True, lead)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,13 @@ def test_an_editor_asks(server: Server) -> None:
     assert answer["generation_settings"]["top_k"] == 40 and answer["tokens_cached"] > 0
 
 
+def test_what_is_filled_in_may_have_a_form(server: Server) -> None:
+    pytest.importorskip("llguidance")
+    with http(server) as editor:
+        answer = editor.post("/infill", json={**EDITOR, "grammar": 'root ::= "s" " " [a-z]+ " * factor"'}).json()
+    assert re.fullmatch(r"s [a-z]+( \* factor)?", answer["content"]), answer["content"]
+
+
 def test_a_completion_and_its_stream(server: Server) -> None:
     sent = {"prompt": PROMPT, "n_predict": 16, "stop": ["<END>"], "seed": -1, "cache_prompt": True}
     expected = plain(PROMPT, max_new_tokens=16)
@@ -103,7 +111,7 @@ def test_time_is_up_at_the_end_of_a_line() -> None:
         {"prompt": None},
         {"prompt": "x", "n_predict": -7},
         {"prompt": "x", "top_k": "y"},
-        {"prompt": "x", "grammar": 'root ::= "a"'},
+        {"prompt": "x", "grammar": 3},
         {"prompt": "x", "n_probs": 3},
         {"prompt": "x", "mirostat": 2},
     ],

@@ -80,6 +80,7 @@ PERSON_SAID: Any = {
 }  # fmt: skip
 DENSE = {"json": grammars.PERSON, "disable_any_whitespace": True}
 LARK = 'start: "yes" | "no" /[!]+/'
+GBNF = 'root ::= "yes" | "no" [!]+'
 FORMS: list[tuple[dict[str, Any], Grammar]] = [
     ({"response_format": PERSON_SAID}, Grammar.json_schema(grammars.PERSON)),
     ({"response_format": {"type": "json_object"}}, Grammar.json_object()),
@@ -87,10 +88,11 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
     ({"extra_body": {"structured_outputs": DENSE}},
      Grammar.json_schema(grammars.PERSON, whitespace=False)),
     ({"extra_body": {"structured_outputs": {"grammar": LARK}}}, Grammar.lark(LARK)),
+    ({"extra_body": {"structured_outputs": {"grammar": GBNF}}}, Grammar.gbnf(GBNF)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sent", "grammar"), FORMS, ids=["schema", "object", "regex", "dense", "lark"])
+@pytest.mark.parametrize(("sent", "grammar"), FORMS, ids=["schema", "object", "regex", "dense", "lark", "gbnf"])
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_an_answer_in_a_form(
     server: Server, alone: Engine, sent: dict[str, Any], grammar: Grammar, temperature: float
@@ -116,6 +118,35 @@ def test_completions_and_choices_have_forms_too(server: Server) -> None:
         model="tiny", prompt="The film is", max_tokens=40, extra_body={"structured_outputs": {"choice": words}}
     )
     assert answer.choices[0].text in words and answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("sent", "grammar"),
+    [
+        ({"grammar": GBNF}, Grammar.gbnf(GBNF)),
+        ({"json_schema": grammars.PERSON}, Grammar.json_schema(grammars.PERSON)),
+        ({"grammar": "", "json_schema": None}, None),
+    ],
+)
+def test_llama_cpps_completions_have_forms_too(
+    server: Server, alone: Engine, sent: dict[str, Any], grammar: Grammar | None
+) -> None:
+    asked = {"prompt": "The film is", "n_predict": 60, "temperature": 0}
+    with http(server) as sender:
+        answer = sender.post("/completion", json={**asked, **sent})
+    params = SamplingParams(grammar=grammar, eos_token_ids=(grammars.EOS,), max_new_tokens=60, temperature=0.0)
+    expected = alone.generate("The film is", params)
+    assert answer.status_code == 200, answer.text
+    if grammar is not None:  # else the model says itself where it ends
+        assert answer.json()["content"] == expected.text
+
+
+def test_llama_cpps_forms_that_are_none(server: Server) -> None:
+    bad = {"grammar": "root ::= nowhere"}, {"json_schema": {"type": "strnig"}}, {"grammar": GBNF, "json_schema": {}}
+    with http(server) as sender:
+        for sent, named in zip(bad, ("nowhere", "strnig", "exclude each other")):
+            answer = sender.post("/completion", json={"prompt": "x", **sent})
+            assert answer.status_code == 400 and named in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "news"}}])
