@@ -37,7 +37,8 @@ from longgraft.options import (
 )
 from longgraft.prompts import encode, read_prompt, read_references, refuse_stdin_twice, refuse_unshown
 from longgraft.serve import serve
-from longgraft.tools.commands import ask, complete, edit
+from longgraft.tools.commands import ask, edit
+from longgraft.tools.complete_command import complete
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine

@@ -49,6 +49,7 @@ Corpora = Annotated[
     list[str] | None,
     typer.Option("--corpus", metavar="NAME", help="A corpus (see index) to copy from; may be repeated."),
 ]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 JsonAlone = Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")]
 
@@ -103,6 +104,12 @@ def open_engine(model: str, config: EngineConfig, chosen: dict[str, Any]) -> Eng
     from longgraft.engine import Engine
 
     return Engine.from_pretrained(model, config, cost=cost, **{name: chosen[name] for name in LOADING})
+
+
+def open_chosen(chosen: dict[str, Any]) -> Engine:
+    """Load the model that the options of `ask`, `edit` or `complete` name; `plain` stands for a policy."""
+    config = make(EngineConfig, chosen | {"policy": "plain" if chosen["plain"] else "adaptive"})
+    return open_engine(chosen["model"], config, chosen)
 
 
 def words(text: str) -> list[str]:

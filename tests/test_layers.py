@@ -138,6 +138,7 @@ OWNERS = {
         "longgraft/evaluate.py",
         "longgraft/serve.py",
         "longgraft/tools/commands.py",
+        "longgraft/tools/complete_command.py",
     },
     "fastapi": {"longgraft/server/"},
     "starlette": {"longgraft/server/"},

@@ -66,7 +66,10 @@ def cursor_at(root: Path, file: str, line: int, column: int | None, text: str | 
     `file`: as seen from here, or from `root`. `text`: what the file holds now (default: what is on disk).
     """
     root = folder_of(root)
-    path = next((one for one in (Path(file), root / file) if one.exists()), root / file).resolve()
+    try:
+        path = next((one for one in (Path(file), root / file) if one.exists()), root / file).resolve()
+    except (OSError, ValueError) as error:  # a name that is too long, or no name at all
+        raise GraftError(f"{file[:80]!r} cannot be a file of the repository {root}: {error}") from None
     if not path.is_relative_to(root):
         raise GraftError(f"{file} is not in the repository {root}: name a file in it")
     if text is None:

@@ -66,7 +66,7 @@ def _completed(
 def _object(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GraftError(f"this line is no JSON ({error}): expected an object with {', '.join(NEEDED)}") from None
     if not isinstance(found, dict):
         raise GraftError(f"this line is a {type(found).__name__}: expected an object with {', '.join(NEEDED)}")

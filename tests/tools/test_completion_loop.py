@@ -70,6 +70,9 @@ def test_what_an_object_says_counts(engine: Engine, root: Path) -> None:
     [
         (b"{", "is no JSON"),
         (b"\xff\xfe\n", "is no JSON"),
+        (b"[" * 100_000, "is no JSON"),
+        ({"file": "a\0b", "line": 1}, "cannot be a file of the repository"),
+        ({"file": "a" * 5000, "line": 1}, "cannot be a file of the repository"),
         ([1], "is a list: expected an object with file, line"),
         ({"file": "app.py"}, "line is missing"),
         ({"file": "app.py", "line": "5"}, "line is '5': expected a value of type int"),
