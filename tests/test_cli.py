@@ -19,17 +19,7 @@ import longgraft.engine
 import longgraft.show
 from longgraft import Engine, EngineConfig, SamplingParams
 from longgraft.kernels.tree_attention import BACKENDS
-from tests.saved_model import PROMPT, calm, cheap_rows, invoke, last_json, save
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def engine(folder: str) -> Engine:
-    return Engine.from_pretrained(folder)
+from tests.saved_model import PROMPT, calm, cheap_rows, invoke, last_json
 
 
 @pytest.fixture(autouse=True)

@@ -14,17 +14,7 @@ import longgraft.demo
 import longgraft.engine
 import longgraft.show
 from longgraft import Engine, SamplingParams
-from tests.saved_model import PROMPT, calm, invoke, last_json, save
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def engine(folder: str) -> Engine:
-    return Engine.from_pretrained(folder)
+from tests.saved_model import PROMPT, calm, invoke, last_json
 
 
 @pytest.fixture(autouse=True)

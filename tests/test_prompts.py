@@ -9,12 +9,7 @@ import torch
 from longgraft import Engine, GraftError
 from longgraft.prompts import refuse_stdin_twice
 from tests.models import VOCAB, tiny_model
-from tests.saved_model import PROMPT, byte_level, calm, invoke, save
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("model"))
+from tests.saved_model import PROMPT, byte_level, calm, invoke
 
 
 @pytest.fixture(autouse=True)

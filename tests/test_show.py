@@ -14,12 +14,7 @@ import longgraft.audit
 import longgraft.demo
 import longgraft.engine
 import longgraft.show
-from tests.saved_model import PROMPT, calm, invoke, last_json, save
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("model"))
+from tests.saved_model import PROMPT, calm, invoke, last_json
 
 
 @pytest.fixture(autouse=True)

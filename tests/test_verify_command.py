@@ -13,12 +13,7 @@ import longgraft.rounds
 import longgraft.show
 from longgraft.kernels.tree_attention import BACKENDS
 from longgraft.tree import Acceptance
-from tests.saved_model import PROMPT, calm, cheap_rows, invoke, last_json, save
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("model"))
+from tests.saved_model import PROMPT, calm, cheap_rows, invoke, last_json
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,8 @@ from longgraft.report.page import report_html
 from longgraft.report.words import seen
 from tests.engines import all_nodes
 from tests.report.page_reader import Page
-from tests.saved_model import PROMPT, calm, cheap_rows, invoke, last_json, save
+from tests.saved_model import PROMPT, calm, cheap_rows, invoke, last_json
 from tests.test_show import press_after
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)

@@ -13,22 +13,12 @@ from longgraft.config import GraftError
 from longgraft.tools.asking import bring_back, lay_out, read
 from longgraft.tools.documents import read_documents
 from tests.index.corpus_cases import write
-from tests.saved_model import invoke, save
+from tests.saved_model import invoke
 from tests.tools.scripted import quickly, writing
 from tests.tools.test_quotes import OTHER, TEXT
 
 PARAMS = SamplingParams(max_new_tokens=16, seed=1, temperature=0.0)
 SAID = "the height of the waves and each ship that passed"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def engine(folder: str) -> Engine:
-    return Engine.from_pretrained(folder)
 
 
 @pytest.fixture(autouse=True)

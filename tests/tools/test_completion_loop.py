@@ -14,22 +14,12 @@ from longgraft.index.corpus_build import build_corpus
 from longgraft.tools.completing import Budget
 from longgraft.tools.completion_loop import completions, followed
 from tests.index.corpus_cases import write
-from tests.saved_model import invoke, save
+from tests.saved_model import invoke
 from tests.tools.scripted import quickly
 
 APP = "from lib.shapes import area\n\n\ndef report(shape):\n    \n\nprint(report(3))\n"
 PARAMS = SamplingParams(max_new_tokens=6, seed=1, temperature=0.0)
 MOST_SECONDS = 60
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def engine(folder: str) -> Engine:
-    return Engine.from_pretrained(folder)
 
 
 @pytest.fixture

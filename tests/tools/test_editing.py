@@ -12,22 +12,12 @@ from longgraft.tools.editing import rewrite
 from longgraft.tools.lines import lines_of
 from longgraft.tools.source_file import read_source
 from longgraft.tree import Source
-from tests.saved_model import invoke, last_json, save
+from tests.saved_model import invoke, last_json
 from tests.tools.scripted import quickly, writing
 from tests.tools.test_fences import FILE, MARKDOWN
 
 EDITED = FILE.replace('"two"', '"three"')
 ASK = "Say three in place of two."
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def engine(folder: str) -> Engine:
-    return Engine.from_pretrained(folder)
 
 
 @pytest.fixture(autouse=True)

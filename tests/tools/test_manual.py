@@ -11,7 +11,7 @@ import pytest
 
 from longgraft.eval.tiny_pdf import pdf_of
 from tests.index.corpus_cases import write
-from tests.saved_model import invoke, save
+from tests.saved_model import invoke
 from tests.tools.scripted import quickly, writing
 from tests.tools.test_completing import APP, FAR, SHAPES
 
@@ -22,11 +22,6 @@ PAGE = "The report names the supply of copper from a single mine, and the age of
 def commands(name: str) -> list[str]:
     blocks = re.findall(r"^```bash\n(.*?)^```", (DOCS / name).read_text(), re.DOTALL | re.MULTILINE)
     return [line for block in blocks for line in block.splitlines()]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
