@@ -25,10 +25,12 @@ MT_BENCH = frozenset("writing roleplay reasoning math coding extraction stem hum
 QUESTIONS = {
     "qmsum": "This was said in a meeting:\n\n{context}\n\nAnswer in one paragraph, from the transcript: {input}",
     "gov_report": "Here is a report:\n\n{context}\n\nSummarise it on one page, in the order of the report.",
+    "multi_news": "Here are news of one event:\n\n{context}\n\nSummarise them on one page.",
     "lcc": "Write the line of code that comes next, and nothing else.\n\n{context}",
     "repobench-p": "These files belong to one repository:\n\n{context}\n\nWrite the line that comes next:\n\n{input}",
 }
 ANY_QUESTION = "Here is a text:\n\n{context}\n\nAnswer from it, briefly: {input}"
+NO_QUESTION = "Here is a text:\n\n{context}\n\nSummarise it on one page."
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ def longbench(where: str | None) -> tuple[str, dict[str, list[Item]]]:
     parts: dict[str, list[Item]] = {}
     for name, row in rows:
         dataset = str(row.get("dataset") or name.rpartition(":")[0] or "all").removesuffix("_e")
-        parts.setdefault(dataset, []).append(_longbench(name, row, QUESTIONS.get(dataset, ANY_QUESTION)))
+        question = QUESTIONS.get(dataset, ANY_QUESTION if row.get("input") else NO_QUESTION)
+        parts.setdefault(dataset, []).append(_longbench(name, row, question))
     return digest, parts
 
 

@@ -77,6 +77,13 @@ def test_of_a_long_context_beginning_and_end_stay(tmp_path: Path) -> None:
         prompt(f"longbench:{file}", 64)
 
 
+def test_a_text_without_a_question_is_to_be_summarised(tmp_path: Path) -> None:
+    for dataset, words in (("multi_news", "Here are news of one event"), ("vcsum", "Here is a text")):
+        file = write(tmp_path / "rows.jsonl", [{"dataset": dataset, "context": "It rained.", "input": ""}])
+        text = text_of(prompt(f"longbench:{file}", 200))
+        assert words in text and "Summarise" in text and "Answer from it" not in text
+
+
 def test_long_items_come_first_and_those_that_do_not_fit_not_at_all(tmp_path: Path) -> None:
     file = write(tmp_path / "all.jsonl", [{"prompt": "word " * n} for n in (30, 90, 300)])
     lengths = [len(found.token_ids) for seed in range(3) if (found := prompt(f"longspec:{file}", 500, seed))]
