@@ -24,12 +24,13 @@ import numpy.typing as npt
 from longgraft.config import EngineConfig, GraftError
 from longgraft.cost import CostTable
 from longgraft.eval.gate_rounds import Round, load, record, save
-from longgraft.eval.tasks import TASKS, prompt_ids
+from longgraft.eval.suites import open_tasks, prompt_of
 from longgraft.eval.traces import lines_of
 from longgraft.prune import Gates
 
 FloatArray = npt.NDArray[np.float64]
 GRID = 12_000  # combinations of thresholds that are tried
+CONTEXT = 1024  # tokens of a task's prompt
 
 
 def stages(confidences: FloatArray, thresholds: Sequence[float]) -> npt.NDArray[np.int64]:
@@ -88,13 +89,15 @@ def rate_of(rounds: Sequence[Round], gates: Gates, table: CostTable | None = Non
     return float(tokens[row, stage].sum() / costs(rounds, table)[row, stage].sum())
 
 
-def prompts_of(tasks: str, texts: Sequence[str], tokenizer: Any, most: int) -> list[list[int]]:
-    """Return the prompts of named tasks, of text files, and of trace files (.jsonl, the first `most` of each)."""
-    names = [name for name in tasks.split(",") if name]
-    unknown = [name for name in names if name not in TASKS]
-    if unknown:
-        raise GraftError(f"task {unknown[0]!r}: expected {', '.join(TASKS)}")
-    prompts = [prompt_ids(name, tokenizer) for name in names]
+def prompts_of(tasks: str, texts: Sequence[str], tokenizer: Any, most: int, context: int = CONTEXT) -> list[list[int]]:
+    """Return the prompts of tasks (`suites`), of text files, and of trace files (.jsonl).
+
+    Of a task and of a trace file at most `most`; of a task those of at most `context` tokens.
+    """
+    prompts = []
+    for label, task in open_tasks([name for name in tasks.split(",") if name]).items():
+        found = (prompt_of(task, label, context, tokenizer, seed) for seed in range(most))
+        prompts += [list(prompt.token_ids) for prompt in found if prompt is not None]
     for path in texts:
         for text in _texts(path, most):
             ids = list(tokenizer(text)["input_ids"])
@@ -119,9 +122,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="target: hub id, folder or GGUF file")
     parser.add_argument("--draft", help="drafter for it")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--tasks", default="", help=f"of {', '.join(TASKS)}; comma-separated")
+    parser.add_argument("--tasks", default="", help="tasks as `longgraft bench` names them; comma-separated")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="most tokens of a task's prompt")
     parser.add_argument("--texts", nargs="*", default=[], help="files that are prompts; .jsonl: one a line, `prompt`")
-    parser.add_argument("--prompts", type=int, default=8, help="most prompts from one .jsonl file")
+    parser.add_argument("--prompts", type=int, default=4, help="most prompts from one task or .jsonl file")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--gates", help="gates file to start from: checkpoints, shares, depth, width")
     parser.add_argument("--cost-table", help="frozen costs: maximise tokens a second, not tokens a round")
@@ -167,7 +171,7 @@ def _recorded(options: argparse.Namespace) -> tuple[list[Round], Gates]:
         policy="dense", cost_table=options.cost_table, max_nodes=max(60, gates.rows), prefix_cache=False
     )
     engine = Engine.from_pretrained(options.model, config, dtype=options.dtype, draft=options.draft)
-    prompts = prompts_of(options.tasks, options.texts, engine.tokenizer, options.prompts)
+    prompts = prompts_of(options.tasks, options.texts, engine.tokenizer, options.prompts, options.context)
     return record(engine, prompts, gates, options.max_new_tokens), gates
 
 
