@@ -36,6 +36,7 @@ __all__ = [
     "TaskManager",
     "evaluate",
     "handle_non_serializable",
+    "length_of",
     "make_table",
     "simple_evaluate",
     "warm_up",
@@ -154,10 +155,15 @@ def generation_config(model: Any, arguments: dict[str, Any]) -> Any:
     return config
 
 
+def length_of(document: Any) -> int | None:
+    """Return the length that a task's document was made for, where the task says so."""
+    length = document.get("max_length") if isinstance(document, dict) else None
+    return length if isinstance(length, int) else None
+
+
 def _name_of(request: Any) -> tuple[str, int | None]:
-    """Return a request's task and, where the task says so, the length its prompts were made for."""
-    length = (getattr(request, "doc", None) or {}).get("max_length")
-    return str(request.task_name), length if isinstance(length, int) else None
+    """Return a request's task and the length its prompts were made for."""
+    return str(request.task_name), length_of(getattr(request, "doc", None))
 
 
 def warm_up(lm: GraftLM) -> None:

@@ -7,9 +7,10 @@ where they were asked for, whether both are equal, environment. Knows tasks and 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +31,8 @@ VERDICTS = {True: "equal", False: "NOT EQUAL", None: "nothing to compare, as no 
 
 @dataclass(frozen=True, slots=True)
 class EvalSettings:
-    """What is evaluated. `contexts`: the lengths that RULER's tasks are built for. `limit`: as lm-eval takes it.
+    """What is evaluated. `contexts`: the lengths that RULER's tasks are built for. `limit`: requests of a task,
+    below 1 a share of them, for each of its lengths.
 
     `policies`: the one that is scored, and one beside it. `include_path`: a folder with tasks of your own.
     """
@@ -77,6 +79,7 @@ def evaluate(engine: Engine, settings: EvalSettings, command: str, out: str | No
         engine.tokenizer.save_pretrained(folder)
         about = {"max_seq_lengths": list(settings.contexts), "tokenizer": folder, "pretrained": folder}
         manager = LoadedOnce(include_path=settings.include_path, metadata=about)
+        manager.load(list(settings.tasks))
         results = _first(lm, settings, manager)
     for config in results.get("configs", {}).values():
         # The folder is gone by now; what it stood for is the model's own tokenizer.
@@ -103,7 +106,7 @@ def _first(lm: GraftLM, settings: EvalSettings, manager: LoadedOnce) -> dict[str
         tasks=list(settings.tasks),
         task_manager=manager,
         num_fewshot=settings.num_fewshot,
-        limit=settings.limit,
+        samples=chosen(manager.loaded["tasks"], settings.limit),
         batch_size=settings.batch_size,
         gen_kwargs=settings.gen_kwargs,
         apply_chat_template=settings.chat_template,
@@ -122,13 +125,34 @@ def _second(lm: GraftLM, settings: EvalSettings, manager: LoadedOnce) -> Scores:
     found = harness.evaluate(
         lm,
         task_dict={"tasks": tasks, "groups": {}},
-        limit=settings.limit,
+        samples=chosen(tasks, settings.limit),
         apply_chat_template=settings.chat_template,
         # As `simple_evaluate` has it.
         fewshot_as_multiturn=True,
         log_samples=False,
     )
     return dict(found["results"])
+
+
+def chosen(tasks: Mapping[str, Any], limit: float | None) -> dict[str, list[int]] | None:
+    """Return the numbers of each task's documents to ask: the first `limit` of every length it has; None: all.
+
+    The harness counts from the first document on; RULER's tasks begin with all those of their first length.
+    """
+    if limit is None:
+        return None
+    found: dict[str, list[int]] = {}
+    for name, task in tasks.items():
+        documents = task.eval_docs
+        lengths: list[int | None] = [None] * len(documents)
+        if len(documents) and harness.length_of(documents[0]) is not None:
+            lengths = [harness.length_of(document) for document in documents]
+        groups: dict[int | None, list[int]] = {}
+        for number, length in enumerate(lengths):
+            groups.setdefault(length, []).append(number)
+        most = {length: math.ceil(limit * len(group)) if limit < 1 else int(limit) for length, group in groups.items()}
+        found[name] = sorted(number for length, group in groups.items() for number in group[: most[length]])
+    return found
 
 
 def scores(results: Scores) -> dict[str, dict[str, float]]:

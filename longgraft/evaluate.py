@@ -35,7 +35,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Evaluation 
 Tasks = Annotated[str, typer.Option(help="Tasks of lm-evaluation-harness, with commas.")]
 Out = Annotated[str | None, typer.Option(metavar="DIR", help="Where the harness's results JSON goes.")]
 Compare = Annotated[bool, typer.Option("--compare-plain", help="Generate everything plainly too, and compare.")]
-Limit = Annotated[float | None, typer.Option(help="Requests of a task; below 1: a share of them.")]
+Limit = Annotated[float | None, typer.Option(help="Requests of a task, for each of its lengths; below 1: a share.")]
 Contexts = Annotated[str, typer.Option(help="Lengths that RULER's tasks (niah_*, ruler_*) are made for.")]
 Fewshot = Annotated[int | None, typer.Option("--num-fewshot", help="Examples in front. Default: the task's own.")]
 Batch = Annotated[int, typer.Option("--batch-size", help="Requests that run at a time.")]

@@ -117,6 +117,16 @@ def test_a_tokenizer_without_an_end_is_refused(engine: Engine, tmp_path: Path) -
         GraftLM(Engine(engine.target.model, byte_level()), ["plain"])
 
 
+def test_a_limit_counts_for_every_length_of_a_task() -> None:
+    from longgraft.eval.harness_report import chosen
+
+    lengths = [SimpleNamespace(eval_docs=[{"max_length": n} for n in (4096,) * 3 + (16384,) * 3])]
+    tasks = {"ruler": lengths[0], "other": SimpleNamespace(eval_docs=[{"q": "why?"}] * 5)}
+    assert chosen(tasks, 2) == {"ruler": [0, 1, 3, 4], "other": [0, 1]}
+    assert chosen(tasks, 0.5) == {"ruler": [0, 1, 3, 4], "other": [0, 1, 2]}
+    assert chosen(tasks, 9) == {"ruler": list(range(6)), "other": list(range(5))} and chosen(tasks, None) is None
+
+
 def test_the_command_gives_equal_scores_and_speed(model: str, tasks: Path, tmp_path: Path) -> None:
     costs, out = cheap_rows(tmp_path / "costs.json"), tmp_path / "out"
     common = ("eval", "lm-eval", "-m", model, "--cost-table", costs, "--include-path", str(tasks))
