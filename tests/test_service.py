@@ -15,8 +15,9 @@ from longgraft.request import Failure
 from longgraft.service import Service
 from longgraft.ticket import Ticket
 from tests import engines
+from tests.batches import alone, is_whole, params_of, prompt_of, small
 from tests.small_tokenizers import LINES, byte_level
-from tests.test_scheduler import Trouble, alone, is_whole, params_of, prompt_of, small, trouble
+from tests.truths import Trouble, trouble
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,7 +7,7 @@ Some symptoms are covered in full elsewhere; the table says where, and the first
  4 scores computed in two dtypes           -> test_sampler.py::test_low_precision_logits_draw_as_their_fp32_values
  5 goes on after an EOS inside a block     -> test_lossless.py::test_eos_at_every_position_of_a_block
  5 crashes without an EOS                  -> test_stop.py::test_no_eos_at_all
- 6 stop string over several tokens         -> test_engine.py::test_text_ends_before_a_stop_string
+ 6 stop string over several tokens         -> test_engine_output.py::test_text_ends_before_a_stop_string
  6 stop string inside an accepted block    -> test_sequence.py::test_a_clipped_path_ends_with_its_last_committed_token
  7 too many new tokens                     -> test_lossless.py::test_the_number_of_new_tokens_is_exact
  7 crash at the context limit              -> test_lossless.py::test_generation_stops_at_the_context_limit
@@ -19,7 +19,7 @@ Some symptoms are covered in full elsewhere; the table says where, and the first
 15 processors run on rejected tokens       -> test_accept.py::test_stateful_processors_run_once_per_committed_position
 16 wrong or missing logprobs               -> test_lossless.py::test_logprobs_equal_teacher_forcing
 18 batches differ from their members       -> test_lossless.py::test_a_ragged_batch_equals_its_members_alone
-20 streams split characters                -> test_engine.py::test_a_stream_never_splits_a_character
+20 streams split characters                -> test_engine_output.py::test_a_stream_never_splits_a_character
 21 a seed does not repeat                  -> test_lossless.py::test_same_seed_same_output_another_seed_another
 24 a request leaks into the next           -> test_lossless.py::test_a_request_leaves_no_trace_in_the_next
 25 token id 0 taken for padding            -> test_prune.py::test_token_zero_is_a_token
