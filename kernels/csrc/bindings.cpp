@@ -1,5 +1,5 @@
-// Python's view: addresses and sizes in, nothing out. kernels/rows_linear.py, int8_linear.py, rms_norm.py and
-// native.py check them.
+// Python's view: addresses and sizes in, nothing out. kernels/rows_linear.py, int8_linear.py, int4_linear.py,
+// rms_norm.py and native.py check them.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "attention.hpp"
-#include "int8.hpp"
+#include "packed.hpp"
 #include "processor.hpp"
 #include "rows_linear.hpp"
 #include "norm.hpp"
@@ -50,25 +50,26 @@ void linear(const char* kernel_name, Address x, Address weight, Address bias, Ad
   rows_linear(*kernel, problem, threads);
 }
 
-const char* best_int8_kernel() {
+const char* best_packed_kernel() {
   for (const char* name : {"vnni", "avx512", "avx2"})
-    if (int8::has_kernel(name)) return name;
+    if (packed::has_kernel(name)) return name;
   return "plain";
 }
 
-// addresses: x, values, scales, bias, y; sizes: rows, in, out
-void int8_linear(const char* kernel, const std::array<Address, 5>& at, const std::array<std::int64_t, 3>& sizes,
-                 int dtype, int threads) {
-  const int8::Linear problem{reinterpret_cast<const void*>(at[0]),
-                             reinterpret_cast<const std::uint8_t*>(at[1]),
-                             reinterpret_cast<const float*>(at[2]),
-                             reinterpret_cast<const float*>(at[3]),
-                             reinterpret_cast<void*>(at[4]),
-                             sizes[0],
-                             sizes[1],
-                             sizes[2],
-                             static_cast<Dtype>(dtype)};
-  if (!int8::compute(kernel, problem, threads)) throw nb::value_error("this processor or build has no such kernel");
+// bits of a weight: 8 or 4; addresses: x, values, scales, bias, y; sizes: rows, in, out
+void packed_linear(int bits, const char* kernel, const std::array<Address, 5>& at,
+                   const std::array<std::int64_t, 3>& sizes, int dtype, int threads) {
+  const packed::Linear problem{reinterpret_cast<const void*>(at[0]),
+                               reinterpret_cast<const std::uint8_t*>(at[1]),
+                               reinterpret_cast<const float*>(at[2]),
+                               reinterpret_cast<const float*>(at[3]),
+                               reinterpret_cast<void*>(at[4]),
+                               sizes[0],
+                               sizes[1],
+                               sizes[2],
+                               static_cast<Dtype>(dtype)};
+  if (!packed::compute(bits, kernel, problem, threads))
+    throw nb::value_error("this processor or build has no such kernel");
 }
 
 // keys, values, rows, strides of keys (row, head), strides of values
@@ -118,8 +119,8 @@ NB_MODULE(_native, m) {
   m.def("team_runtime", team_runtime);
   m.def("multiplies", multiplies);
   m.def("linear", linear, nb::call_guard<nb::gil_scoped_release>());
-  m.def("best_int8_kernel", best_int8_kernel);
-  m.def("int8_linear", int8_linear, nb::call_guard<nb::gil_scoped_release>());
+  m.def("best_packed_kernel", best_packed_kernel);
+  m.def("packed_linear", packed_linear, nb::call_guard<nb::gil_scoped_release>());
   m.def("norm", norm, nb::call_guard<nb::gil_scoped_release>());
   m.def("attend", attend, nb::call_guard<nb::gil_scoped_release>());
 }
