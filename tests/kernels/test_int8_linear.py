@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longgraft.kernels import int8_linear as module
+from longgraft.kernels import packed_linear
 from longgraft.kernels.int8_linear import Packed, dequantized, int8_linear, pack, twin, unpack
 from longgraft.kernels.rows_linear import DTYPES
 
 ORDER = ["vnni", "avx512", "avx2", "plain"]
-KERNELS = ORDER[ORDER.index(module.KERNEL) :] if module.KERNEL else []
+KERNELS = ORDER[ORDER.index(packed_linear.KERNEL) :] if packed_linear.KERNEL else []
 native = pytest.mark.skipif(not KERNELS, reason="the native kernels are not built")
 SHAPES = [(1, 1), (3, 5), (4, 64), (63, 65), (127, 3), (129, 130), (256, 64), (515, 70), (896, 33), (4096, 17)]
 
@@ -173,7 +174,7 @@ def test_float64_and_missing_native_code_go_to_the_twin(monkeypatch):
     x, packed, bias = problem(5, (150, 10), torch.float32)
     expected = twin(x, packed, bias)
     assert torch.equal(int8_linear(x.double(), packed, bias), expected.double())
-    monkeypatch.setattr(module, "KERNEL", None)
+    monkeypatch.setattr(packed_linear, "KERNEL", None)
     assert torch.equal(int8_linear(x, packed, bias), expected)
 
 
