@@ -231,7 +231,7 @@ def bound_of(target: Target, rows: int, context: int, rates: tuple[float, float]
     `rates`: bytes a second that torch reads, and multiply-adds a second of its fp32 product; both are what this
     machine has shown, not what it could.
     """
-    bare = skeleton(target.model.config)  # without storage: linear layers as they were before 8 bits
+    bare = skeleton(target.model.config)  # without storage: linear layers as they were before packing
     embeddings, head = bare.get_input_embeddings().weight, bare.get_output_embeddings().weight
     read = weight_bytes(bare, target.dtype, quantize)
     if quantize is not None or embeddings is not head:
@@ -270,7 +270,7 @@ def main() -> None:
         one = commands.add_parser(name)
         one.add_argument("--model", required=True)
         one.add_argument("--dtype", default="auto")
-        one.add_argument("--quantize", choices=["int8"])
+        one.add_argument("--quantize", choices=["int8", "int4"])
         one.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192, 32768])
         one.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
         one.add_argument("--repeats", type=int, default=5)

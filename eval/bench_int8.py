@@ -1,12 +1,12 @@
-"""8-bit weights beside the original ones in one run: time per layer and per forward, and agreement of greedy tokens.
+"""Weights of 8 or 4 bits beside the original ones in one run: time per layer and forward, agreement of greedy tokens.
 
 What to expect: a forward of few rows is bound by reading the weights, so half the bytes should take about half the
-time, and sixteen rows little more than one. Sides take turns, each layer call reads another copy of its weight, so
-that it comes from memory; medians and minima of the same run are compared, since the machine may be shared. The
-8-bit model is another model: `agreement` is the share of positions of a text (teacher forcing) at which its likeliest
-token is the original's, beside the mean Kullback-Leibler divergence of its predictions.
+time (4 bits: a third), and sixteen rows little more than one. Sides take turns, each layer call reads another copy of
+its weight, so that it comes from memory; medians and minima of the same run are compared, since the machine may be
+shared. The quantised model is another model: `agreement` is the share of positions of a text (teacher forcing) at which
+its likeliest token is the original's, beside the mean Kullback-Leibler divergence of its predictions.
 
-    python -m longgraft.eval.bench_int8 [--threads 2] [--repeats 7] [--shapes 4864x896] [--model DIR [--text FILE]]
+    python -m longgraft.eval.bench_int8 [--bits 4] [--threads 2] [--repeats 7] [--shapes 4864x896] [--model DIR]
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch import Tensor
 
 from longgraft.cache import SequenceCache
 from longgraft.eval.bench_linear import POOL_BYTES, Weights, timed
-from longgraft.kernels import int8_linear as module
-from longgraft.kernels.int8_linear import Packed, int8_linear, pack
+from longgraft.kernels.packed_linear import KERNEL
 from longgraft.kernels.rows_linear import rows_linear
 from longgraft.load import load
 from longgraft.quantize import quantize
+from longgraft.quantized_linear import QuantizedLinear, pack
 from longgraft.target import Segment, Target
 
 ROWS = "1,4,8,16,64"
@@ -46,22 +46,23 @@ class Line:
     name: str
     rows: int
     original: float
-    int8: float
+    packed: float
     original_best: float
-    int8_best: float
+    packed_best: float
 
     def __str__(self) -> str:
         return (
-            f"{self.name:>16} {self.rows:>4} {self.original:>9.2f} {self.int8:>8.2f} {self.int8 / self.original:>6.2f} "
-            f"{self.original_best:>9.2f} {self.int8_best:>8.2f} {self.int8_best / self.original_best:>6.2f}"
+            f"{self.name:>16} {self.rows:>4} {self.original:>9.2f} {self.packed:>9.2f} "
+            f"{self.packed / self.original:>6.2f} {self.original_best:>9.2f} {self.packed_best:>8.2f} "
+            f"{self.packed_best / self.original_best:>6.2f}"
         )
 
 
-HEADER = f"{'':>16} {'rows':>4} {'bf16 ms':>9} {'int8 ms':>8} {'ratio':>6} {'bf16 best':>9} {'best':>8} {'ratio':>6}"
+HEADER = f"{'':>16} {'rows':>4} {'bf16 ms':>9} {'packed ms':>9} {'ratio':>6} {'bf16 best':>9} {'best':>8} {'ratio':>6}"
 
 
 def line(name: str, rows: int, sides: Sequence[Callable[[], Any]], repeats: int) -> Line:
-    """Time the original (first) and the 8-bit side in turn."""
+    """Time the original (first) and the packed side in turn."""
     times: tuple[list[float], ...] = ([], [])
     for _ in range(repeats):
         for kept, side in zip(times, sides, strict=True):
@@ -69,22 +70,23 @@ def line(name: str, rows: int, sides: Sequence[Callable[[], Any]], repeats: int)
     return Line(name, rows, *map(statistics.median, times), *map(min, times))
 
 
-def layer_lines(shape: str, rows: Sequence[int], repeats: int) -> list[Line]:
-    """Compare one layer of `out x in` with bf16 weights, ours on both sides."""
+def layer_lines(shape: str, rows: Sequence[int], repeats: int, bits: int = 8) -> list[Line]:
+    """Compare one layer of `out x in` with bf16 weights, ours on both sides, with its packed self."""
     outputs, inputs = map(int, shape.split("x"))
     weights = Weights((outputs, inputs), torch.bfloat16)
-    first = pack(weights.copies[0])
+    first = pack(weights.copies[0], bits)
     count = max(2, POOL_BYTES // first.nbytes)
     copies = [replace(first, values=first.values.clone()) for _ in range(count)]
+    layers = [QuantizedLinear(copy, None, torch.bfloat16) for copy in copies]
     turn = iter(range(1 << 30))
 
-    def take() -> Packed:
-        return copies[next(turn) % count]
+    def take() -> QuantizedLinear:
+        return layers[next(turn) % count]
 
     lines = []
     for n in rows:
         x = torch.randn(n, inputs).bfloat16()
-        sides = (lambda x=x: rows_linear(x, weights.take()), lambda x=x: int8_linear(x, take()))
+        sides = (lambda x=x: rows_linear(x, weights.take()), lambda x=x: take().forward(x))
         lines.append(line(shape, n, sides, repeats))
     return lines
 
@@ -126,16 +128,20 @@ def agreement(original: Tensor, ours: Tensor) -> tuple[float, float]:
 
 
 def model_lines(
-    name: str, text: str, tokens: int, rows: Sequence[int], repeats: int
+    name: str, reading: tuple[str, int], rows: Sequence[int], repeats: int, bits: int = 8
 ) -> tuple[list[Line], dict[str, Any]]:
-    """Compare forwards of a model in bf16 with those of its 8-bit self, and their predictions."""
+    """Compare forwards of a model in bf16 with those of its packed self, and their predictions.
+
+    `reading`: a text, and how many of its tokens are read at most.
+    """
+    text, tokens = reading
     model, tokenizer = load(name, "bfloat16", "cpu")
     token_ids = np.array(tokenizer.encode(text)[:tokens], np.int32)
     if len(token_ids) < PREFIX:
         raise SystemExit(f"the text has {len(token_ids)} tokens; expected at least {PREFIX}")
     other = copy.deepcopy(model)
     start = time.perf_counter()
-    made = quantize(other)
+    made = quantize(other, bits=bits)
     seconds = time.perf_counter() - start
     sides = (Side(model, token_ids), Side(other, token_ids))
     lines = [
@@ -155,7 +161,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--shapes", default="", help="out x in, comma-separated, of layers")
-    parser.add_argument("--model", default="", help="a model to compare with its 8-bit self")
+    parser.add_argument("--bits", type=int, default=8, choices=[8, 4], help="of the packed weights")
+    parser.add_argument("--model", default="", help="a model to compare with its quantised self")
     parser.add_argument("--text", default=__file__, help="what it reads")
     parser.add_argument("--tokens", type=int, default=512)
     return parser.parse_args(argv)
@@ -168,18 +175,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rows = [int(n) for n in options.rows.split(",")]
-    print(f"kernel {module.KERNEL}, threads {options.threads}\n{HEADER}", flush=True)
+    print(f"kernel {KERNEL}, {options.bits} bits, threads {options.threads}\n{HEADER}", flush=True)
     lines: list[Line] = []
     facts: dict[str, Any] = {}
     for shape in filter(None, options.shapes.split(",")):
-        lines += layer_lines(shape, rows, options.repeats)
+        lines += layer_lines(shape, rows, options.repeats, options.bits)
     if options.model:
         text = Path(options.text).read_text(encoding="utf-8")
-        found, facts = model_lines(options.model, text, options.tokens, rows, options.repeats)
+        reading = (text, options.tokens)
+        found, facts = model_lines(options.model, reading, rows, options.repeats, options.bits)
         lines += found
     print("\n".join(map(str, lines)))
-    ratios = {f"{one.name} {one.rows}": round(one.int8_best / one.original_best, 3) for one in lines}
-    print(json.dumps({"threads": options.threads, "ratios": ratios, **facts}))
+    ratios = {f"{one.name} {one.rows}": round(one.packed_best / one.original_best, 3) for one in lines}
+    print(json.dumps({"bits": options.bits, "threads": options.threads, "ratios": ratios, **facts}))
     return 0
 
 

@@ -24,7 +24,7 @@ KERNEL: str | None = rows_linear._native.best_packed_kernel() if rows_linear._na
 """Instruction set in use: "vnni", "avx512", "avx2", "plain", or None when not built (then the twins compute)."""
 
 
-class Weight(Protocol):
+class _Weight(Protocol):
     """A packed weight `[outputs, inputs]` as native code takes it; `scale` is None where it is among the values."""
 
     @property
@@ -39,7 +39,7 @@ class Weight(Protocol):
     def inputs(self) -> int: ...
 
 
-def native_linear(x: Tensor, weight: Weight, bias: Tensor | None, kernel: str | None) -> Tensor | None:
+def native_linear(x: Tensor, weight: _Weight, bias: Tensor | None, kernel: str | None) -> Tensor | None:
     """Return x [..., K] times the weight transposed, plus fp32 bias [N], as [..., N] of x's dtype; no gradient.
 
     None where the width's twin has to compute: for dtypes other than fp32, bf16 and fp16, and where the native module
@@ -82,4 +82,5 @@ def whole_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 def refuse_empty(weight: Tensor) -> None:
     """Raise ValueError for a weight without outputs or inputs."""
     if weight.numel() == 0:
-        raise ValueError(f"a weight of shape {' x '.join(map(str, weight.shape))}; expected at least one input and output")
+        shape = " x ".join(map(str, weight.shape))
+        raise ValueError(f"a weight of shape {shape}; expected at least one input and output")

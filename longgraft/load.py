@@ -16,9 +16,10 @@ from safetensors import SafetensorError
 
 from longgraft.config import GraftError
 from longgraft.gguf_header import quick_headers
-from longgraft.load_lazily import TELLING, generation_config, gguf_weights, int8_weights, read
+from longgraft.load_lazily import TELLING, generation_config, gguf_weights, read, unread_weights
 from longgraft.memory import loading_bytes, require, skeleton
-from longgraft.quantize import Int8Linear, quantized, replaceable
+from longgraft.quantize import quantized, replaceable
+from longgraft.quantized_linear import BITS, QuantizedLinear
 
 DTYPES = {
     "float32": torch.float32,
@@ -46,12 +47,12 @@ def load(name: str, dtype: str = "auto", device: str | None = None, quantize: st
     """Return (model, tokenizer) of a causal LM, in evaluation mode on `device` (default: CUDA if there is one).
 
     `name`: hub id, folder, `FILE.gguf` or `hub/id:FILE.gguf`. `dtype`: `auto` (as stored; GGUF: bfloat16) or a
-    key of `DTYPES`. `quantize`: "int8" gives it 8-bit linear weights (CPU only; see `longgraft.quantize`).
-    Of a GGUF file, and of safetensors for "int8", one tensor after the other is read and put in its place, packed if
+    key of `DTYPES`. `quantize`: "int8" or "int4" packs its linear weights (CPU only; see `longgraft.quantize`).
+    Of a GGUF file, and of safetensors to be packed, one tensor after the other is read and put in its place, packed if
     it is to be; where that is not possible (`longgraft.load_lazily` says when) the whole model is read, then packed.
     """
-    if quantize not in (None, "int8"):
-        raise GraftError(f"quantize {quantize!r}: expected int8, or nothing")
+    if quantize not in (None, *BITS):
+        raise GraftError(f"quantize {quantize!r}: expected {' or '.join(BITS)}, or nothing")
     if dtype != "auto" and dtype not in DTYPES:
         raise GraftError(f"dtype {dtype!r}: expected auto or one of {', '.join(DTYPES)}")
     source, options = _source(name)
@@ -106,7 +107,7 @@ def _load(
     from transformers import AutoConfig, AutoTokenizer
 
     if quantize and device.type != "cpu":
-        raise GraftError(f"8-bit weights need the whole model on the CPU; asked for {device}")
+        raise GraftError(f"{BITS[quantize]}-bit weights need the whole model on the CPU; asked for {device}")
     file = options.get("gguf_file")
     config = AutoConfig.from_pretrained(source, **options)
     if dtype == "auto":
@@ -115,8 +116,8 @@ def _load(
     else:
         wanted = DTYPES[dtype]
     empty = skeleton(config)
-    weights = gguf_weights(source, file, empty, wanted) if file else int8_weights(source, config, quantize)
-    what = f"loading {source} in {'int8' if quantize else str(wanted).removeprefix('torch.')}"
+    weights = gguf_weights(source, file, empty, wanted) if file else unread_weights(source, config, quantize)
+    what = f"loading {source} in {quantize or str(wanted).removeprefix('torch.')}"
     needed = loading_bytes(empty, wanted, quantize, file is not None, weights is not None)
     require(what, needed, device, "choose a smaller model or dtype, or free memory")
     kind = type(empty)
@@ -132,8 +133,8 @@ def _load(
     refuse_incomplete(found["missing_keys"])
     refuse_other_shapes(found["mismatched_keys"])
     refuse_mismatch(model, tokenizer)
-    if quantize and (replaceable(model) or not any(isinstance(layer, Int8Linear) for layer in model.modules())):
-        quantized(model)
+    if quantize and (replaceable(model) or not any(isinstance(layer, QuantizedLinear) for layer in model.modules())):
+        quantized(model, bits=BITS[quantize])
     return model.to(device).eval(), tokenizer
 
 

@@ -2,7 +2,7 @@
 
 Knows which checkpoints can be read so, not what is in them. The one idea: transformers does all that loading is
 (names, conversions, ties, buffers), but takes the weights from us as objects that read themselves when they are asked
-for their values; with 8-bit weights each is packed before the next is read.
+for their values; with quantised weights each is packed before the next is read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from longgraft.load_gguf import UnknownWay, stored
+from longgraft.quantized_linear import BITS
 
 # Have transformers say which weights lack or do not fit, so that the refusal names them.
 TELLING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -52,11 +53,11 @@ def gguf_weights(source: str, file: str, empty: Any, dtype: torch.dtype) -> Mapp
         return None
 
 
-def int8_weights(source: str, config: Any, quantize: str | None) -> Mapping[str, Any] | None:
+def unread_weights(source: str, config: Any, quantize: str | None) -> Mapping[str, Any] | None:
     """Return the weights of a safetensors checkpoint, unread; None where it has to be read at once.
 
     That is: other formats, checkpoints that are quantised already or bring their own code, adapters, and all that is
-    not to be 8-bit, which transformers itself reads lazily.
+    not to be quantised, which transformers itself reads lazily.
     """
     from transformers.utils import cached_file
 
@@ -88,7 +89,7 @@ def read(
 ) -> tuple[Any, dict[str, Any]]:
     """Return a model of class `kind` and what transformers says that it found.
 
-    Linear layers are 8-bit for "int8", but for output layers that share the embeddings' weight.
+    Linear layers are packed if `quantize` says so, but for output layers that share the embeddings' weight.
     """
     if not isinstance(config, kind.config_class):
         config = config.get_text_config()  # of a model that sees and hears, the part that writes
@@ -96,9 +97,9 @@ def read(
     if not quantize:
         model, found = kind.from_pretrained(None, **options)
         return model, found
-    from longgraft.load_int8 import while_reading
+    from longgraft.load_packed import while_reading
 
-    packing = while_reading()
+    packing = while_reading(BITS[quantize])
     try:
         model, found = kind.from_pretrained(None, quantization_config=packing, **options)
     except RuntimeError:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from longgraft.config import GraftError
-from longgraft.quantize import int8_bytes, replaceable
+from longgraft.quantize import replaceable, width_of
+from longgraft.quantized_linear import BITS, packed_bytes
 
 GIB = 1024**3
 # Automaton, successor rows and token lists, in bytes a token of context (measured: eval/LOG.md).
@@ -48,14 +49,14 @@ def skeleton(config: Any) -> Any:
 
 
 def weight_bytes(model: Any, dtype: torch.dtype, quantize: str | None = None) -> int:
-    """Return the bytes of a model's weights in `dtype`, those of its linear layers in 8 bits for "int8"."""
+    """Return the bytes of a model's weights in `dtype`, those of its linear layers packed for "int8" or "int4"."""
     total: int = sum(p.numel() for p in model.parameters()) * dtype.itemsize
     if quantize is None:
         return total
     embeddings = model.get_input_embeddings().weight
     for layer in {id(layer): layer for layer in map(model.get_submodule, replaceable(model))}.values():
-        total += int8_bytes(*layer.weight.shape)
-        if layer.weight is not embeddings:  # else it gets an 8-bit copy
+        total += packed_bytes(layer.out_features, layer.in_features, width_of(model, layer, BITS[quantize]))
+        if layer.weight is not embeddings:  # else it gets a packed copy
             total -= layer.weight.numel() * dtype.itemsize
     return total
 
@@ -63,7 +64,7 @@ def weight_bytes(model: Any, dtype: torch.dtype, quantize: str | None = None) ->
 def loading_bytes(model: Any, dtype: torch.dtype, quantize: str | None, gguf: bool, lazily: bool) -> int:
     """Return the bytes that loading takes at its peak; `lazily`: tensors are read when their turn comes.
 
-    Beside the weights: for "int8", the one that is being packed. For a GGUF file read at once, the largest tensor
+    Beside the weights: to quantise, the one that is being packed. For a GGUF file read at once, the largest tensor
     twice in fp32 (measured: eval/LOG.md).
     """
     largest = max(p.numel() for p in model.parameters())

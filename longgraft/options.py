@@ -34,7 +34,8 @@ Plain = Annotated[bool, typer.Option("--plain", help="Ordinary decoding, one tok
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: CUDA if there is one.")]
 Quantize = Annotated[
-    str | None, typer.Option(metavar="int8", help="8-bit weights, on the CPU: half the bytes, a slightly other model.")
+    str | None,
+    typer.Option(metavar="int8|int4", help="Weights of 8 or 4 bits, on the CPU: fewer bytes, a slightly other model."),
 ]
 Exact = Annotated[
     bool, typer.Option("--exact", help="Kernels whose rows are independent: bitwise plain decoding in bfloat16 too.")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from longgraft.config import GraftError
-from longgraft.quantize import Int8Linear
+from longgraft.quantized_linear import QuantizedLinear
 
 # What a config says besides how the model computes: where it came from, and who wrote it down.
 _INCIDENTAL = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
@@ -77,7 +77,8 @@ def _pieces(tensor: Tensor) -> Iterator[Any]:
 
 
 def _quantisation(model: Any) -> str:
-    kinds = {"int8"} if any(isinstance(layer, Int8Linear) for layer in model.modules()) else set()
+    widths = {layer.bits for layer in model.modules() if isinstance(layer, QuantizedLinear)}
+    kinds = {f"int{min(widths)}"} if widths else set()  # an output layer may have more
     config = getattr(model.config, "quantization_config", None)
     if config is not None:
         kinds.add(str(getattr(config, "quant_method", type(config).__name__)))

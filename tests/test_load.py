@@ -20,7 +20,7 @@ from longgraft.cost import CostTable
 from longgraft.engine import Engine
 from longgraft.load import load, refuse_mismatch
 from longgraft.memory import skeleton, weight_bytes
-from longgraft.quantize import Int8Linear
+from longgraft.quantized_linear import QuantizedLinear
 from tests import engines
 from tests.small_tokenizers import byte_level
 
@@ -118,7 +118,7 @@ def test_an_engine_from_a_folder_generates(saved: Path) -> None:
 
 def test_weights_in_8_bits(saved: Path) -> None:
     model, _ = load(str(saved), quantize="int8")
-    assert isinstance(model.lm_head, Int8Linear) and isinstance(model.model.layers[1].mlp.up_proj, Int8Linear)
+    assert isinstance(model.lm_head, QuantizedLinear) and isinstance(model.model.layers[1].mlp.up_proj, QuantizedLinear)
     engine = Engine.from_pretrained(str(saved), quantize="int8")
     params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
     prompt = [5, 6, 7, 8] * 4

@@ -16,7 +16,7 @@ from longgraft.config import GraftError
 from longgraft.gguf_header import quick, quick_headers
 from longgraft.load import load
 from longgraft.memory import skeleton
-from longgraft.quantize import Int8Linear
+from longgraft.quantized_linear import QuantizedLinear
 from tests import engines
 from tests.gguf_files import made, write
 from tests.saved_model import silent
@@ -99,7 +99,7 @@ def test_the_same_weights_in_8_bits(tmp_path: Path, model_type: str, more: dict[
     path = write(tmp_path / "tiny.gguf", made(model_type, **more))
     model, _ = lazily(path, "auto", None, "int8")
     assert differences(model, at_once(path, "auto", None, "int8")[0]) == []
-    assert isinstance(model.lm_head, Int8Linear) and model.lm_head.weight.dtype == torch.bfloat16
+    assert isinstance(model.lm_head, QuantizedLinear) and model.lm_head.weight.dtype == torch.bfloat16
     assert not model.config.get_text_config().tie_word_embeddings
     assert not hasattr(model, "hf_quantizer") and not hasattr(model.config, "quantization_config")
 

@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from longgraft.config import GraftError, SamplingParams
 from longgraft.kernels.int8_linear import twin
-from longgraft.quantize import Int8Linear, quantize, quantized, unquantized
+from longgraft.quantize import quantize, quantized, unquantized
+from longgraft.quantized_linear import QuantizedLinear
 from longgraft.target import Target
 from tests.cases import SOURCES
 from tests.engines import engine_for, one_thread, prompt_of
@@ -73,7 +74,7 @@ def test_a_target_keeps_the_dtype_of_activations():
     assert target.vocab_size == 320
     assert logits(model, [1, 2, 3]).shape == (3, 320)
     with target.session():
-        assert isinstance(model.lm_head, Int8Linear)
+        assert isinstance(model.lm_head, QuantizedLinear)
 
 
 def test_what_is_replaced_and_what_is_left():
@@ -85,7 +86,7 @@ def test_what_is_replaced_and_what_is_left():
     assert found.bytes_before == 2 * (48 * 70 + 70 * 48)
     assert found.bytes_after == 128 * (48 + 4) + 64 * (72 + 4)
     assert type(model.scaled) is Scaled
-    assert isinstance(model.first, Int8Linear)
+    assert isinstance(model.first, QuantizedLinear)
     assert (model.first.in_features, model.first.out_features) == (48, 70)
     assert model.first.weight.shape == (70, 48)
     assert model.first.weight.dtype == torch.bfloat16
@@ -112,7 +113,7 @@ def test_one_layer_under_two_names_stays_one():
     model.again = model.first
     assert quantize(model).layers == 2
     assert model.again is model.first
-    assert isinstance(model.first, Int8Linear)
+    assert isinstance(model.first, QuantizedLinear)
 
 
 def test_the_original_weights_are_let_go():
@@ -133,10 +134,10 @@ def test_a_tied_head_gets_a_copy_of_its_own(tied):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     before = model.get_input_embeddings().weight.clone()
     quantize(model)
-    assert isinstance(model.get_output_embeddings(), Int8Linear)
+    assert isinstance(model.get_output_embeddings(), QuantizedLinear)
     assert not model.config.tie_word_embeddings
     model.tie_weights()
-    assert isinstance(model.get_output_embeddings(), Int8Linear)
+    assert isinstance(model.get_output_embeddings(), QuantizedLinear)
     assert torch.equal(model.get_input_embeddings().weight, before)
     assert logits(model, [1, 2]).isfinite().all()
 

@@ -17,7 +17,8 @@ from longgraft.draft.block_config import layout_of
 from longgraft.draft.eagle import Eagle3Drafter
 from longgraft.draft.lm import ModelDrafter
 from longgraft.draft.weights import is_eagle3
-from longgraft.kernels.int8_linear import DTYPES, KERNEL
+from longgraft.kernels.packed_linear import KERNEL
+from longgraft.kernels.rows_linear import DTYPES
 from longgraft.linear import output_rows
 from longgraft.load import fetched_folder, load
 

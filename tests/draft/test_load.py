@@ -15,8 +15,8 @@ from longgraft.draft.block import BlockDrafter
 from longgraft.draft.eagle import Eagle3Drafter
 from longgraft.draft.lm import ModelDrafter
 from longgraft.draft.load import config_of, load_drafter, refuse_other_tokenizer
-from longgraft.kernels.int8_linear import KERNEL
-from longgraft.quantize import Int8Linear
+from longgraft.kernels.packed_linear import KERNEL
+from longgraft.quantized_linear import QuantizedLinear
 from tests import saved_model
 from tests.draft import blocks, heads
 from tests.engines import model_of
@@ -25,7 +25,7 @@ from tests.engines import model_of
 def test_a_language_model_with_the_same_tokenizer(tmp_path: Path) -> None:
     drafter = load_drafter(saved_model.save(tmp_path), model_of(), saved_model.byte_level())
     assert isinstance(drafter, ModelDrafter) and drafter.model.dtype == torch.float64
-    assert not any(isinstance(module, Int8Linear) for module in drafter.model.model.modules())
+    assert not any(isinstance(module, QuantizedLinear) for module in drafter.model.model.modules())
 
 
 @pytest.mark.skipif(KERNEL is None, reason="no native kernel for 8-bit weights here")
@@ -34,7 +34,7 @@ def test_a_language_model_drafts_in_8_bits(tmp_path: Path, dtype: torch.dtype) -
     target = copy.deepcopy(model_of()).to(dtype)
     drafter = load_drafter(saved_model.save(tmp_path), target, saved_model.byte_level())
     assert isinstance(drafter, ModelDrafter) and drafter.model.dtype == dtype
-    assert isinstance(drafter.model.model.get_output_embeddings(), Int8Linear)
+    assert isinstance(drafter.model.model.get_output_embeddings(), QuantizedLinear)
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])

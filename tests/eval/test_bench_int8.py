@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longgraft.eval.bench_int8 import HEADER, agreement, layer_lines, line, main
-from longgraft.kernels import int8_linear, rows_linear
+from longgraft.kernels import packed_linear, rows_linear
 
 
 @pytest.fixture(autouse=True)
@@ -39,4 +39,4 @@ def test_layers_are_compared(monkeypatch, capsys):
     assert [one.rows for one in layer_lines("64x32", [1, 3], 1)] == [1, 3]
     assert main(["--shapes", "64x32", "--rows", "2", "--repeats", "1", "--threads", "1"]) == 0
     assert '"64x32 2"' in capsys.readouterr().out
-    assert rows_linear.KERNEL is None or int8_linear.KERNEL is not None
+    assert rows_linear.KERNEL is None or packed_linear.KERNEL is not None

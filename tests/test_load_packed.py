@@ -17,9 +17,9 @@ from transformers import GenerationConfig
 import longgraft.load_lazily as load_lazily
 from longgraft.config import GraftError
 from longgraft.load import load
-from longgraft.load_lazily import int8_weights
+from longgraft.load_lazily import unread_weights
 from longgraft.memory import loading_bytes, skeleton, weight_bytes
-from longgraft.quantize import Int8Linear
+from longgraft.quantized_linear import QuantizedLinear
 from tests import engines
 from tests.gguf_files import made
 from tests.saved_model import silent
@@ -55,7 +55,7 @@ def both(path: Path, dtype: str = "auto") -> tuple[Any, Any]:
         patch.setattr("longgraft.load._read_at_once", lambda *asked: pytest.fail("the model was read at once"))
         model = load(str(path), dtype, quantize="int8")[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longgraft.load.int8_weights", lambda *asked: None)
+        patch.setattr("longgraft.load.unread_weights", lambda *asked: None)
         return model, load(str(path), dtype, quantize="int8")[0]
 
 
@@ -75,7 +75,7 @@ def assert_same(model: Any, other: Any) -> None:
 def test_the_same_model(tmp_path: Path, model_type: str, more: dict[str, Any], dtype: str) -> None:
     model, other = both(save(tmp_path, made(model_type, **more)), dtype)
     assert_same(model, other)
-    assert isinstance(model.lm_head, Int8Linear) and not any(type(layer) is nn.Linear for layer in model.modules())
+    assert isinstance(model.lm_head, QuantizedLinear) and not any(type(layer) is nn.Linear for layer in model.modules())
     rows = torch.arange(9)[None]
     with torch.no_grad():
         assert torch.equal(model(rows).logits, other(rows).logits)
@@ -161,17 +161,17 @@ def test_what_is_missing(tmp_path: Path) -> None:
 def test_what_is_read_at_once(tmp_path: Path) -> None:
     model = made()
     path = save(tmp_path, model)
-    assert int8_weights(str(path), model.config, None) is None
-    found = int8_weights(str(path), model.config, "int8")
+    assert unread_weights(str(path), model.config, None) is None
+    found = unread_weights(str(path), model.config, "int8")
     assert found is not None and set(found) == set(model.state_dict())
     model.config.auto_map = {"AutoModelForCausalLM": "code.Model"}
-    assert int8_weights(str(path), model.config, "int8") is None
+    assert unread_weights(str(path), model.config, "int8") is None
     del model.config.auto_map
     (path / "adapter_config.json").write_text("{}")
-    assert int8_weights(str(path), model.config, "int8") is None
+    assert unread_weights(str(path), model.config, "int8") is None
     (path / "adapter_config.json").unlink()
     (path / "model.safetensors").unlink()
-    assert int8_weights(str(path), model.config, "int8") is None
+    assert unread_weights(str(path), model.config, "int8") is None
 
 
 def test_another_device_is_refused_before_anything_is_read() -> None:
@@ -185,7 +185,7 @@ def test_the_bytes_that_are_asked_for(tmp_path: Path, model_type: str, more: dic
     empty, dtype = skeleton(model.config), torch.bfloat16
     counted = weight_bytes(empty, dtype, "int8")
     quantized, _ = load(str(save(tmp_path, model)), "bfloat16", quantize="int8")
-    layers = [layer for layer in quantized.modules() if isinstance(layer, Int8Linear)]
+    layers = [layer for layer in quantized.modules() if isinstance(layer, QuantizedLinear)]
     held = sum(layer.packed.nbytes for layer in layers) + sum(p.nbytes for p in quantized.parameters())
     biases = sum(layer.bias.numel() for layer in layers if layer.bias is not None)
     assert counted == held + 2 * biases

@@ -1,8 +1,8 @@
-"""Makes linear layers 8-bit while a checkpoint is read, so that the whole model is never there in its own dtype.
+"""Packs linear layers while a checkpoint is read, so that the whole model is never there in its own dtype.
 
 Knows no file format: it is a quantizer to transformers, which reads a weight, has it packed and goes on to the next.
 The one idea: a linear layer on its way holds its packed values as if they were its weight; once all is read, each such
-layer gives way to an `Int8Linear` of the same values.
+layer gives way to a `QuantizedLinear` of the same values.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from longgraft.config import GraftError
-from longgraft.kernels.int8_linear import Packed, pack
-from longgraft.quantize import Int8Linear, replaceable, require_finite
+from longgraft.kernels.int4_linear import Packed4
+from longgraft.kernels.int8_linear import Packed
+from longgraft.quantize import replaceable, require_finite, width_of
+from longgraft.quantized_linear import QuantizedLinear, pack
 
-METHOD = "longgraft_int8"
+METHOD = "longgraft_packed"
 
 
 class WhileReading(QuantizationConfigMixin):
     """What `from_pretrained` is given as `quantization_config`; `refusal` is set if a weight cannot be packed."""
 
-    def __init__(self) -> None:
+    def __init__(self, bits: int) -> None:
         self.quant_method = METHOD
+        self.bits = bits
         self.refusal: GraftError | None = None
 
 
@@ -41,7 +44,8 @@ class Packer(HfQuantizer):
         super().__init__(quantization_config, **options)
         self.dtype = torch.float32
         self.shapes: dict[str, tuple[int, ...]] = {}  # of the weights to pack
-        self.packed: dict[str, Packed] = {}
+        self.widths: dict[str, int] = {}  # their bits
+        self.packed: dict[str, Packed | Packed4] = {}
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Remember the dtype asked for."""
@@ -56,8 +60,10 @@ class Packer(HfQuantizer):
         tied = model.all_tied_weights_keys
         shared = {*tied, *tied.values()}
         for name in replaceable(model):
-            if f"{name}.weight" not in shared:
-                self.shapes[f"{name}.weight"] = tuple(model.get_submodule(name).weight.shape)
+            if (weight := f"{name}.weight") not in shared:
+                layer = model.get_submodule(name)
+                self.shapes[weight] = tuple(layer.weight.shape)
+                self.widths[weight] = width_of(model, layer, self.quantization_config.bits)
         return model
 
     def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
@@ -69,14 +75,14 @@ class Packer(HfQuantizer):
         return _Pack(self)
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
-        made: dict[int, Int8Linear] = {}  # one layer under two names stays one layer
+        made: dict[int, QuantizedLinear] = {}  # one layer under two names stays one layer
         for name, packed in self.packed.items():
             path = name.removesuffix(".weight")
             layer = model.get_submodule(path)
             if id(layer) not in made:
                 if layer.bias is not None:
                     require_finite(f"{path}.bias", layer.bias)
-                made[id(layer)] = Int8Linear(packed, layer.bias, self.dtype).train(layer.training)
+                made[id(layer)] = QuantizedLinear(packed, layer.bias, self.dtype).train(layer.training)
             model.set_submodule(path, made[id(layer)])
         self.packed.clear()
         self._forget(model)
@@ -114,7 +120,7 @@ class _Pack(ConversionOps):
                     "its config and its weights do not belong together: fetch both again"
                 )
             require_finite(name, weight)
-            packed = pack(weight)
+            packed = pack(weight, self.packer.widths[name])
         except GraftError as refusal:
             self.packer.quantization_config.refusal = refusal
             raise
@@ -122,8 +128,8 @@ class _Pack(ConversionOps):
         return nn.Parameter(packed.values, requires_grad=False)
 
 
-def while_reading() -> WhileReading:
+def while_reading(bits: int) -> WhileReading:
     """Return the `quantization_config` that has linear layers packed; transformers is told of it at the first call."""
     if METHOD not in AUTO_QUANTIZER_MAPPING:
         register_quantizer(METHOD)(Packer)
-    return WhileReading()
+    return WhileReading(bits)
