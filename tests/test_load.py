@@ -116,14 +116,16 @@ def test_an_engine_from_a_folder_generates(saved: Path) -> None:
 # What is refused --------------------------------------------------------------------------------------------------
 
 
-def test_weights_in_8_bits(saved: Path) -> None:
-    model, _ = load(str(saved), quantize="int8")
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_weights_in_8_and_4_bits(saved: Path, quantize: str) -> None:
+    model, _ = load(str(saved), quantize=quantize)
     assert isinstance(model.lm_head, QuantizedLinear) and isinstance(model.model.layers[1].mlp.up_proj, QuantizedLinear)
-    engine = Engine.from_pretrained(str(saved), quantize="int8")
-    params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+    engine = Engine.from_pretrained(str(saved), quantize=quantize)
     prompt = [5, 6, 7, 8] * 4
-    assert engine.generate(prompt, params).token_ids == engine.generate(prompt, params, policy="plain").token_ids
-    assert "quantize 'int4': expected int8" in refused(saved, quantize="int4")
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=12, ignore_eos=True)
+        assert engine.generate(prompt, params).token_ids == engine.generate(prompt, params, policy="plain").token_ids
+    assert "quantize 'int3': expected int8 or int4, or nothing" in refused(saved, quantize="int3")
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -94,11 +94,12 @@ def test_the_same_weights(tmp_path: Path, model_type: str, more: dict[str, Any],
     assert torch.equal(model(torch.arange(9)[None]).logits, other(torch.arange(9)[None]).logits)
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize(("model_type", "more"), MODELS)
-def test_the_same_weights_in_8_bits(tmp_path: Path, model_type: str, more: dict[str, Any]) -> None:
+def test_the_same_weights_in_8_and_4_bits(tmp_path: Path, model_type: str, more: dict[str, Any], quantize: str) -> None:
     path = write(tmp_path / "tiny.gguf", made(model_type, **more))
-    model, _ = lazily(path, "auto", None, "int8")
-    assert differences(model, at_once(path, "auto", None, "int8")[0]) == []
+    model, _ = lazily(path, "auto", None, quantize)
+    assert differences(model, at_once(path, "auto", None, quantize)[0]) == []
     assert isinstance(model.lm_head, QuantizedLinear) and model.lm_head.weight.dtype == torch.bfloat16
     assert not model.config.get_text_config().tie_word_embeddings
     assert not hasattr(model, "hf_quantizer") and not hasattr(model.config, "quantization_config")

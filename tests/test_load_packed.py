@@ -1,4 +1,4 @@
-"""8-bit weights packed while a checkpoint is read: what packing the whole model gives, and nothing left of the way."""
+"""Weights packed while a checkpoint is read: what packing the whole model gives, and nothing left of the way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from longgraft.config import GraftError
 from longgraft.load import load
 from longgraft.load_lazily import unread_weights
 from longgraft.memory import loading_bytes, skeleton, weight_bytes
-from longgraft.quantized_linear import QuantizedLinear
+from longgraft.quantized_linear import BITS, QuantizedLinear
 from tests import engines
 from tests.gguf_files import made
 from tests.saved_model import silent
@@ -49,14 +49,14 @@ def save(path: Path, model: Any, **options: Any) -> Path:
     return path
 
 
-def both(path: Path, dtype: str = "auto") -> tuple[Any, Any]:
+def both(path: Path, dtype: str = "auto", quantize: str = "int8") -> tuple[Any, Any]:
     """The model packed while it is read, and packed after it was read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longgraft.load._read_at_once", lambda *asked: pytest.fail("the model was read at once"))
-        model = load(str(path), dtype, quantize="int8")[0]
+        model = load(str(path), dtype, quantize=quantize)[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longgraft.load.unread_weights", lambda *asked: None)
-        return model, load(str(path), dtype, quantize="int8")[0]
+        return model, load(str(path), dtype, quantize=quantize)[0]
 
 
 def assert_same(model: Any, other: Any) -> None:
@@ -71,10 +71,12 @@ def assert_same(model: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize(("model_type", "more"), MODELS)
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_the_same_model(tmp_path: Path, model_type: str, more: dict[str, Any], dtype: str) -> None:
-    model, other = both(save(tmp_path, made(model_type, **more)), dtype)
+@pytest.mark.parametrize(("dtype", "quantize"), [("auto", "int8"), ("bfloat16", "int8"), ("bfloat16", "int4")])
+def test_the_same_model(tmp_path: Path, model_type: str, more: dict[str, Any], dtype: str, quantize: str) -> None:
+    model, other = both(save(tmp_path, made(model_type, **more)), dtype, quantize)
     assert_same(model, other)
+    layers = {name: layer.bits for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear)}
+    assert layers.pop("lm_head") == 8 and set(layers.values()) == {BITS[quantize]}
     assert isinstance(model.lm_head, QuantizedLinear) and not any(type(layer) is nn.Linear for layer in model.modules())
     rows = torch.arange(9)[None]
     with torch.no_grad():
@@ -175,23 +177,25 @@ def test_what_is_read_at_once(tmp_path: Path) -> None:
 
 
 def test_another_device_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(GraftError, match="8-bit weights need the whole model on the CPU; asked for meta"):
-        load("nobody/nothing", device="meta", quantize="int8")
+    for quantize, bits in BITS.items():
+        with pytest.raises(GraftError, match=f"{bits}-bit weights need the whole model on the CPU; asked for meta"):
+            load("nobody/nothing", device="meta", quantize=quantize)
 
 
+@pytest.mark.parametrize("quantize", list(BITS))
 @pytest.mark.parametrize(("model_type", "more"), MODELS)
-def test_the_bytes_that_are_asked_for(tmp_path: Path, model_type: str, more: dict[str, Any]) -> None:
+def test_the_bytes_that_are_asked_for(tmp_path: Path, model_type: str, more: dict[str, Any], quantize: str) -> None:
     model = made(model_type, **more)
     empty, dtype = skeleton(model.config), torch.bfloat16
-    counted = weight_bytes(empty, dtype, "int8")
-    quantized, _ = load(str(save(tmp_path, model)), "bfloat16", quantize="int8")
+    counted = weight_bytes(empty, dtype, quantize)
+    quantized, _ = load(str(save(tmp_path, model)), "bfloat16", quantize=quantize)
     layers = [layer for layer in quantized.modules() if isinstance(layer, QuantizedLinear)]
     held = sum(layer.packed.nbytes for layer in layers) + sum(p.nbytes for p in quantized.parameters())
     biases = sum(layer.bias.numel() for layer in layers if layer.bias is not None)
     assert counted == held + 2 * biases
     largest = max(p.numel() for p in model.parameters())
-    assert loading_bytes(empty, dtype, "int8", False, True) == counted + 2 * largest
+    assert loading_bytes(empty, dtype, quantize, False, True) == counted + 2 * largest
     whole = weight_bytes(empty, dtype)
-    assert loading_bytes(empty, dtype, "int8", False, False) == max(counted, whole) + 2 * largest
+    assert loading_bytes(empty, dtype, quantize, False, False) == max(counted, whole) + 2 * largest
     assert loading_bytes(empty, dtype, None, True, True) == whole == loading_bytes(empty, dtype, None, False, False)
     assert loading_bytes(empty, dtype, None, True, False) == whole + 8 * largest

@@ -52,10 +52,11 @@ def test_one_changed_number_is_another_model() -> None:
     assert {**after, "weights": ""} == {**before, "weights": ""}
 
 
-def test_quantised_weights_are_seen() -> None:
-    small, again = (quantized(tiny_model("llama")) for _ in range(2))
+@pytest.mark.parametrize(("bits", "name"), [(8, "int8"), (4, "int4")])
+def test_quantised_weights_are_seen(bits: int, name: str) -> None:
+    small, again = (quantized(tiny_model("llama"), bits=bits) for _ in range(2))
     assert identity(small) == identity(again)
-    assert identity(small)["quantisation"] == "int8"
+    assert identity(small)["quantisation"] == name
     before = signature(small)
     small.model.layers[0].mlp.up_proj.values[0] ^= 1
     assert signature(small) != before

@@ -1,4 +1,4 @@
-"""A model with 8-bit weights is close to its original, and grafted decoding of it is plain decoding of it."""
+"""A model with weights of 8 or 4 bits is close to its original, and grafted decoding of it is plain decoding of it."""
 
 import copy
 from typing import Any
@@ -9,6 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longgraft.config import GraftError, SamplingParams
+from longgraft.kernels import int4_linear
 from longgraft.kernels.int8_linear import twin
 from longgraft.quantize import quantize, quantized, unquantized
 from longgraft.quantized_linear import QuantizedLinear
@@ -42,9 +43,10 @@ def logits(model: Any, token_ids: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float()
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma3", "phi3_longrope", "qwen3_moe"])
-def test_logits_are_close_to_those_of_the_same_weights(arch):
-    model = quantized(tiny_model(arch, torch.float32))
+def test_logits_are_close_to_those_of_the_same_weights(arch, bits):
+    model = quantized(tiny_model(arch, torch.float32), bits=bits)
     prompt = prompt_of(60)
     ours = logits(model, prompt)
     theirs = logits(unquantized(copy.deepcopy(model)), prompt)
@@ -55,9 +57,10 @@ def test_logits_are_close_to_those_of_the_same_weights(arch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("source", ["right", "siblings"])
-def test_grafted_decoding_is_plain_decoding(dtype, source):
-    model = quantized(tiny_model("llama", dtype))
-    params = SamplingParams(temperature=0.0, max_new_tokens=40)
+@pytest.mark.parametrize(("bits", "temperature"), [(8, 0.0), (4, 0.0), (4, 1.0)])
+def test_grafted_decoding_is_plain_decoding(dtype, source, bits, temperature):
+    model = quantized(tiny_model("llama", dtype), bits=bits)
+    params = SamplingParams(temperature=temperature, seed=5, max_new_tokens=40)
     prompt = prompt_of(90)
     plain = engine_for(model=model, policy="plain", exact=True).generate(prompt, params)
     truth = [*prompt, *plain.token_ids]
@@ -95,6 +98,26 @@ def test_what_is_replaced_and_what_is_left():
     with torch.no_grad():
         assert torch.equal(model.first(x), twin(x, model.first.packed, plain.first.bias.float()))
         assert torch.allclose(model(x), plain(x), atol=0.05)
+
+
+def test_in_4_bits_the_output_layer_has_8():
+    model = tiny_model("llama", torch.bfloat16)
+    before = model.get_output_embeddings().weight.clone()
+    found = quantize(model, bits=4)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear)}
+    assert {name for name, layer in layers.items() if layer.bits == 8} == {"lm_head"}
+    assert found.bytes_after == sum(layer.packed.nbytes for layer in layers.values())
+    assert torch.equal(layers["lm_head"].weight, quantized(nn.Sequential(_linear(before)))[0].weight)
+    layer = layers["model.layers.0.mlp.up_proj"]
+    assert layer.scale is None and layer.weight.dtype == torch.bfloat16 and "bits=4" in repr(layer)
+    x = torch.randn(5, layer.in_features, dtype=torch.bfloat16)
+    assert torch.equal(layer(x), int4_linear.twin(x, layer.packed))
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
+    layer.weight = nn.Parameter(weight)
+    return layer
 
 
 def test_layers_that_are_kept():
@@ -153,13 +176,15 @@ def test_conversions_pass_by_and_other_devices_are_refused():
         model.to("meta")
 
 
-def test_state_goes_into_another_model_of_its_kind():
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_goes_into_another_model_of_its_kind(bits, assign):
     torch.manual_seed(0)
-    one, other = quantized(Model()), quantized(Model())
+    one, other = quantized(Model(), bits=bits), quantized(Model(), bits=bits)
     x = torch.randn(3, 48)
     with torch.no_grad():
         assert not torch.equal(one(x), other(x))
-        other.load_state_dict(one.state_dict())
+        other.load_state_dict(one.state_dict(), assign=assign)
         assert torch.equal(one(x), other(x))
         assert torch.equal(copy.deepcopy(one)(x), one(x))
 
@@ -171,8 +196,15 @@ def test_refusals_leave_the_model_as_it_was():
     with pytest.raises(GraftError, match=r"last\.weight: infinite or undefined"):
         quantize(model)
     assert type(model.first) is nn.Linear
-    with pytest.raises(GraftError, match="Model is on meta"):
-        quantize(Model().to("meta"))
+    with torch.no_grad():
+        model.last.weight[3, 3] = 2.0**100
+    with pytest.raises(GraftError, match=r"last\.weight: magnitudes of 2\^100 and more; expected sensible"):
+        quantize(model, bits=4)
+    assert type(model.first) is nn.Linear
+    with pytest.raises(GraftError, match="bits 5: expected 8 or 4"):
+        quantize(Model(), bits=5)
+    with pytest.raises(GraftError, match="Model is on meta: 4-bit weights need"):
+        quantize(Model().to("meta"), bits=4)
     with pytest.raises(GraftError, match="to quantise, or all are kept"):
         quantize(nn.Linear(3, 3))
     with pytest.raises(GraftError, match="to quantise, or all are kept"):

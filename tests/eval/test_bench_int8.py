@@ -33,10 +33,11 @@ def test_agreement_counts_positions_and_weighs_probabilities():
     assert divergence == pytest.approx(float(expected) / 2)
 
 
-def test_layers_are_compared(monkeypatch, capsys):
+@pytest.mark.parametrize("bits", ["8", "4"])
+def test_layers_are_compared(monkeypatch, capsys, bits):
     for module in ("longgraft.eval.bench_int8", "longgraft.eval.bench_linear"):
         monkeypatch.setattr(f"{module}.POOL_BYTES", 1 << 16)
     assert [one.rows for one in layer_lines("64x32", [1, 3], 1)] == [1, 3]
-    assert main(["--shapes", "64x32", "--rows", "2", "--repeats", "1", "--threads", "1"]) == 0
+    assert main(["--bits", bits, "--shapes", "64x32", "--rows", "2", "--repeats", "1", "--threads", "1"]) == 0
     assert '"64x32 2"' in capsys.readouterr().out
     assert rows_linear.KERNEL is None or packed_linear.KERNEL is not None
