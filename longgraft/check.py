@@ -15,6 +15,7 @@ from longgraft.cache import ChunkPool, SequenceCache
 from longgraft.config import EngineConfig, GraftError
 from longgraft.cost import CostTable
 from longgraft.measure import measure_costs
+from longgraft.quantized_linear import QuantizedLinear
 from longgraft.target import Segment, Target
 from longgraft.tree import IntArray, Source, TokenTree, TreeBuilder, chain
 from longgraft.verify import segment_of
@@ -24,6 +25,9 @@ PROMPT_LEN = 31
 # logits by about their spread; rounding stays far below (float32: 1e-6, bfloat16: 1e-2, measured on the models
 # in eval/LOG.md).
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
+# Where activations are rounded to whole numbers the least difference may become a step, in any dtype: at most 0.10 for
+# sound models with 8- or 4-bit weights, 0.42 and more for attention that does something else (SmolLM2; eval/LOG.md).
+QUANTIZED_TOLERANCE = 0.2
 
 
 def probe_tokens(vocab_size: int, length: int) -> IntArray:
@@ -57,7 +61,9 @@ def self_check(target: Target) -> None:
         mine = torch.cat([ours[:PROMPT_LEN], ours[PROMPT_LEN:][path]]).float()
         spread = float(own.std()) + 1e-12
         shares.append(float((mine - own).abs().mean(dim=-1).median()) / spread)
-    if not all(share <= TOLERANCE[target.dtype] for share in shares):
+    is_quantized = any(isinstance(layer, QuantizedLinear) for layer in target.model.modules())
+    allowed = max(TOLERANCE[target.dtype], QUANTIZED_TOLERANCE if is_quantized else 0.0)
+    if not all(share <= allowed for share in shares):
         raise GraftError(
             f"{type(target.model).__name__}: with our attention its logits differ from its own by {max(shares):.2g} of "
             "their spread; this model does something our attention does not know, so it is not supported"

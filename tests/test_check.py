@@ -17,10 +17,11 @@ from longgraft.check import probe_exact, probe_tokens, probe_tree, self_check
 from longgraft.config import GraftError
 from longgraft.kernels.tree_attention import BACKENDS
 from longgraft.measure import LONG_WIDTHS, SHORT_WIDTHS, filled, measure_costs, time_forward
+from longgraft.quantize import quantized
 from longgraft.target import Target
 from tests import engines
 from tests.engines import model_of
-from tests.models import ARCHS
+from tests.models import ARCHS, tiny_model
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,6 +82,32 @@ def test_logits_that_are_wrong_in_any_other_way_are_refused(broken: str, monkeyp
     monkeypatch.setattr(target, "forward", wrong)
     with pytest.raises(GraftError, match="LlamaForCausalLM"):
         self_check(target)
+
+
+@pytest.mark.parametrize("bits", [8, 4, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounded_activations_may_differ_more(
+    bits: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama", dtype)
+    target = Target(model if bits is None else quantized(model, bits=bits))
+    forward = target.forward
+
+    def noisy(share: float) -> None:
+        def moved(*args: Any, **options: Any) -> list[Tensor]:
+            return [rows + share * rows.float().std() for rows in forward(*args, **options)]
+
+        monkeypatch.setattr(target, "forward", moved)
+        self_check(target)
+
+    noisy(0.0)
+    if bits is None:
+        with pytest.raises(GraftError, match="LlamaForCausalLM"):
+            noisy(0.15)
+    else:
+        noisy(0.15)
+    with pytest.raises(GraftError, match="LlamaForCausalLM"):
+        noisy(0.3)
 
 
 def test_the_probes_are_what_they_should_be() -> None:
