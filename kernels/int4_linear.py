@@ -24,10 +24,12 @@ HALVES, FACTORS = PANEL * BLOCK // 2, PANEL * 2  # bytes of q, and of d or m, in
 BLOCK_BYTES = HALVES + 2 * FACTORS
 MOST = 2.0**100  # magnitudes from here on could overflow in sums
 _SLICE = 1 << 18  # elements that are packed at a time, or 64 outputs of more
+_CHUNK = 1 << 11  # blocks whose factors are sought at a time: their tries stay in a processor's own cache
 
 # (share of the range of a block's values that is kept, around its middle; steps in it). Fewer than 15 steps, because
 # weights that come from a file with 4 bits lie on a grid of which not all steps are used.
 TRIES = (*((1.0, steps) for steps in range(LEVELS, 7, -1)), (0.95, LEVELS), (0.9, LEVELS), (0.85, LEVELS))
+LINES = 2  # how often a line is then laid through what was found; a third gains 0.1 % (Qwen2.5-Coder-0.5B)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +57,7 @@ def pack(weight: Tensor) -> Packed4:
     """Return `weight [N, K]` (any floating dtype, on the CPU) in 4 bits: of some d and m for each block the best.
 
     Best is the least squared error. Raises ValueError for an empty weight and for values that are not finite or not
-    below 2^100 in magnitude. Takes 32 bytes of scratch for each of 2^18 elements, or of 64 outputs if they have more.
+    below 2^100 in magnitude. Takes 24 bytes of scratch for each of 2^18 elements, or of 64 outputs if they have more.
     """
     outputs, inputs = weight.shape
     refuse_empty(weight)
@@ -77,7 +79,8 @@ def pack(weight: Tensor) -> Packed4:
 def _write(values: Tensor, weight: Tensor, inputs: int) -> None:
     """Pack `weight [64 * panels, B, 32]` into `values [panels, B, 1280]`."""
     panels, blocks = values.shape[:2]
-    d, m = _factors(weight)
+    found = [_factors(chunk) for chunk in weight.view(-1, BLOCK).split(_CHUNK)]
+    d, m = (torch.cat(parts).view(-1, blocks) for parts in zip(*found, strict=True))
     q = _levels(weight, d, m).to(torch.uint8)
     q.view(len(weight), -1)[:, inputs:] = 0
     steps = q.view(panels, PANEL, blocks, -1, 2, STEP)
@@ -90,17 +93,15 @@ def _write(values: Tensor, weight: Tensor, inputs: int) -> None:
 
 
 def _factors(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return d and m of the blocks of `weight [..., 32]`, fp32 that bfloat16 holds; of equally good ones the first."""
+    """Return d and m of each block of `weight [n, 32]`, fp32 that bfloat16 holds; of equally good ones the first."""
     low, high = weight.aminmax(dim=-1)
     span = high - low
-    best_d, best_m = _rounded(span / LEVELS), _rounded(low)
-    least = _error(weight, best_d, best_m)
+    best = (d := _rounded(span / LEVELS), m := _rounded(low), _error(weight, d, m))
     for share, steps in TRIES[1:]:
-        d, m = _rounded(span * (share / steps)), _rounded(low + span * ((1 - share) / 2))
-        _keep_better((best_d, best_m, least), (d, m, _error(weight, d, m)))
-    d, m = _line(weight, best_d, best_m)
-    _keep_better((best_d, best_m, least), (d, m, _error(weight, d, m)))
-    return best_d, best_m
+        _keep_better(best, weight, _rounded(span * (share / steps)), _rounded(low + span * ((1 - share) / 2)))
+    for _ in range(LINES):
+        _keep_better(best, weight, *_line(weight, *best[:2]))
+    return best[:2]
 
 
 def _line(weight: Tensor, d: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,10 +115,11 @@ def _line(weight: Tensor, d: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
     return _rounded(torch.where(is_line, slope, d)), _rounded(torch.where(is_line, middle - slope * mean, m))
 
 
-def _keep_better(best: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> None:
-    """Write d, m and the error of `other` over those of `best` where its error, the last, is less."""
-    is_better = other[-1] < best[-1]
-    for kept, new in zip(best, other, strict=True):
+def _keep_better(best: tuple[Tensor, Tensor, Tensor], weight: Tensor, d: Tensor, m: Tensor) -> None:
+    """Write d, m and their error over those of `best` where the error is less."""
+    error = _error(weight, d, m)
+    is_better = error < best[2]
+    for kept, new in zip(best, (d, m, error), strict=True):
         kept.copy_(torch.where(is_better, new, kept))
 
 
@@ -128,9 +130,11 @@ def _levels(weight: Tensor, d: Tensor, m: Tensor) -> Tensor:
 
 
 def _error(weight: Tensor, d: Tensor, m: Tensor) -> Tensor:
-    """Return the root of each block's squared error."""
-    there = _levels(weight, d, m).mul_(d[..., None]).add_(m[..., None])
-    return torch.linalg.vector_norm(there.sub_(weight), dim=-1)
+    """Return the root of each block's squared error; undefined, so never less, where 1 / d is infinite."""
+    scale = torch.where(d > 0, 1 / d, 0.0)
+    exact = torch.addcmul((-m * scale)[..., None], weight, scale[..., None])
+    off = exact.round().clamp_(0, LEVELS).sub_(exact)
+    return torch.linalg.vector_norm(off, dim=-1).mul_(d)
 
 
 def _rounded(numbers: Tensor) -> Tensor:

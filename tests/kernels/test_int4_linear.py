@@ -157,9 +157,10 @@ def test_weights_on_a_grid_stay_there(top):
 def test_more_tries_are_never_worse(monkeypatch):
     weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(5))
     best = (dequantized(pack(weight)) - weight).norm()
+    monkeypatch.setattr(module, "LINES", 0)
+    tried = (dequantized(pack(weight)) - weight).norm()
     monkeypatch.setattr(module, "TRIES", module.TRIES[:1])
-    monkeypatch.setattr(module, "_line", lambda weight, d, m: (d, m))
-    assert best < 0.95 * (dequantized(pack(weight)) - weight).norm()
+    assert best < 0.97 * tried and tried < 0.97 * (dequantized(pack(weight)) - weight).norm()
 
 
 def test_what_fills_up_counts_as_nothing():
@@ -206,4 +207,5 @@ def test_packing_in_slices_changes_nothing(monkeypatch):
     weight = torch.randn(300, 50, generator=torch.Generator().manual_seed(3))
     whole = pack(weight)
     monkeypatch.setattr(module, "_SLICE", 1)
+    monkeypatch.setattr(module, "_CHUNK", 7)
     assert torch.equal(pack(weight).values, whole.values)
