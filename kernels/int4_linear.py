@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from longgraft.kernels import rows_linear
 from longgraft.kernels.packed_linear import GROUP, PANEL, STEP, native_linear, refuse_empty, whole_rows
 
 BLOCK = 32  # inputs that share d and m
@@ -24,7 +25,7 @@ HALVES, FACTORS = PANEL * BLOCK // 2, PANEL * 2  # bytes of q, and of d or m, in
 BLOCK_BYTES = HALVES + 2 * FACTORS
 MOST = 2.0**100  # magnitudes from here on could overflow in sums
 _SLICE = 1 << 18  # elements that are packed at a time, or 64 outputs of more
-_CHUNK = 1 << 11  # blocks whose factors are sought at a time: their tries stay in a processor's own cache
+_LEAST_STEP = 2.0**-120  # whose reciprocal is finite
 
 # (share of the range of a block's values that is kept, around its middle; steps in it). Fewer than 15 steps, because
 # weights that come from a file with 4 bits lie on a grid of which not all steps are used.
@@ -56,7 +57,8 @@ class Packed4:
 def pack(weight: Tensor) -> Packed4:
     """Return `weight [N, K]` (any floating dtype, on the CPU) in 4 bits: of some d and m for each block the best.
 
-    Best is the least squared error. Raises ValueError for an empty weight and for values that are not finite or not
+    Best is the least squared error; csrc/int4_pack.hpp says it exactly. Native code and the twin, which is for where it
+    was not built, give the same bytes. Raises ValueError for an empty weight and for values that are not finite or not
     below 2^100 in magnitude. Takes 24 bytes of scratch for each of 2^18 elements, or of 64 outputs if they have more.
     """
     outputs, inputs = weight.shape
@@ -72,16 +74,25 @@ def pack(weight: Tensor) -> Packed4:
         filled = torch.zeros(rows, blocks * BLOCK)
         filled[: len(part), :inputs] = part
         filled[: len(part), inputs:] = part[:, -1:]  # within the range of its block
-        _write(values[begin // PANEL : (begin + rows) // PANEL], filled.view(rows, blocks, BLOCK), inputs)
+        _write(values[begin // PANEL : (begin + rows) // PANEL], filled, inputs)
     return Packed4(values, outputs, inputs)
 
 
 def _write(values: Tensor, weight: Tensor, inputs: int) -> None:
-    """Pack `weight [64 * panels, B, 32]` into `values [panels, B, 1280]`."""
+    """Pack fp32 `weight [64 * panels, 32 * B]` into `values [panels, B, 1280]`."""
+    tries = torch.tensor([(share / steps, (1 - share) / 2) for share, steps in TRIES])
+    if rows_linear._native is None:
+        _write_twin(values, weight, inputs, tries)
+    else:
+        at, sizes = (weight.data_ptr(), tries.data_ptr(), values.data_ptr()), (*values.shape[:2], inputs, len(tries))
+        rows_linear._native.pack_int4(at, sizes, LINES, torch.get_num_threads())
+
+
+def _write_twin(values: Tensor, weight: Tensor, inputs: int, tries: Tensor) -> None:
+    """Do what native code does, byte for byte, in plain torch."""
     panels, blocks = values.shape[:2]
-    found = [_factors(chunk) for chunk in weight.view(-1, BLOCK).split(_CHUNK)]
-    d, m = (torch.cat(parts).view(-1, blocks) for parts in zip(*found, strict=True))
-    q = _levels(weight, d, m).to(torch.uint8)
+    d, m = _factors(weight.view(-1, BLOCK), tries)
+    q = _levels(weight.view(-1, BLOCK), d, m).to(torch.uint8)
     q.view(len(weight), -1)[:, inputs:] = 0
     steps = q.view(panels, PANEL, blocks, -1, 2, STEP)
     halves = (steps[..., 0, :] | steps[..., 1, :] << 4).view(torch.int32)[..., 0]  # inputs of a step move together
@@ -92,13 +103,14 @@ def _write(values: Tensor, weight: Tensor, inputs: int) -> None:
         there.copy_(factor.view(panels, PANEL, blocks).transpose(1, 2))
 
 
-def _factors(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return d and m of each block of `weight [n, 32]`, fp32 that bfloat16 holds; of equally good ones the first."""
+def _factors(weight: Tensor, tries: Tensor) -> tuple[Tensor, Tensor]:
+    """Return d and m of each block of `weight [n, 32]`, fp32 that bfloat16 holds."""
     low, high = weight.aminmax(dim=-1)
     span = high - low
-    best = (d := _rounded(span / LEVELS), m := _rounded(low), _error(weight, d, m))
-    for share, steps in TRIES[1:]:
-        _keep_better(best, weight, _rounded(span * (share / steps)), _rounded(low + span * ((1 - share) / 2)))
+    first, *others = [(_rounded(span * factor), _rounded(low + span * offset)) for factor, offset in tries]
+    best = (*first, _error(weight, *first))
+    for d, m in others:
+        _keep_better(best, weight, d, m)
     for _ in range(LINES):
         _keep_better(best, weight, *_line(weight, *best[:2]))
     return best[:2]
@@ -107,12 +119,12 @@ def _factors(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _line(weight: Tensor, d: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
     """Return the straight line through the values over their q of least squared error; d and m where there is none."""
     q = _levels(weight, d, m)
-    mean, middle = q.mean(-1), weight.mean(-1)
-    q -= mean[..., None]
-    spread = (q * q).sum(-1)
-    slope = (q * weight).sum(-1) / spread
+    mean, middle = _sum(q) / BLOCK, _sum(weight) / BLOCK
+    q = q - mean[:, None]
+    spread = _sum(q * q)
+    slope = _sum(q * weight) / spread
     is_line = (spread > 0) & (slope > 0)
-    return _rounded(torch.where(is_line, slope, d)), _rounded(torch.where(is_line, middle - slope * mean, m))
+    return torch.where(is_line, _rounded(slope), d), torch.where(is_line, _rounded(middle - slope * mean), m)
 
 
 def _keep_better(best: tuple[Tensor, Tensor, Tensor], weight: Tensor, d: Tensor, m: Tensor) -> None:
@@ -125,20 +137,28 @@ def _keep_better(best: tuple[Tensor, Tensor, Tensor], weight: Tensor, d: Tensor,
 
 def _levels(weight: Tensor, d: Tensor, m: Tensor) -> Tensor:
     """Return q of every value, in fp32."""
-    step = torch.where(d > 0, d, 1.0)[..., None]
-    return (weight - m[..., None]).div_(step).round_().clamp_(0, LEVELS)
+    step = torch.where(d > 0, d, 1.0)
+    return ((weight - m[:, None]) / step[:, None]).clamp_(0, LEVELS).round_()
 
 
 def _error(weight: Tensor, d: Tensor, m: Tensor) -> Tensor:
-    """Return the root of each block's squared error; undefined, so never less, where 1 / d is infinite."""
-    scale = torch.where(d > 0, 1 / d, 0.0)
-    exact = torch.addcmul((-m * scale)[..., None], weight, scale[..., None])
-    off = exact.round().clamp_(0, LEVELS).sub_(exact)
-    return torch.linalg.vector_norm(off, dim=-1).mul_(d)
+    """Return the root of each block's squared error."""
+    scale = torch.where(d >= _LEAST_STEP, 1 / d, 0.0)
+    exact = (weight * scale[:, None]).add_((-m * scale)[:, None])
+    off = exact.clamp(0, LEVELS).round_().sub_(exact)
+    return _sum(off * off).sqrt() * d
+
+
+def _sum(numbers: Tensor) -> Tensor:
+    """Add each row's 32 numbers in a fixed order."""
+    while numbers.shape[1] > 1:
+        first, second = numbers.chunk(2, dim=1)
+        numbers = first + second
+    return numbers[:, 0]
 
 
 def _rounded(numbers: Tensor) -> Tensor:
-    return numbers.bfloat16().float()
+    return numbers.bfloat16().float() + 0.0  # no -0
 
 
 def unpack(packed: Packed4) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "attention.hpp"
+#include "int4_pack.hpp"
 #include "packed.hpp"
 #include "processor.hpp"
 #include "rows_linear.hpp"
@@ -72,6 +73,19 @@ void packed_linear(int bits, const char* kernel, const std::array<Address, 5>& a
     throw nb::value_error("this processor or build has no such kernel");
 }
 
+// addresses: weight, tries, values; sizes: panels, blocks, inputs, number of tries
+void pack_int4(const std::array<Address, 3>& at, const std::array<std::int64_t, 4>& sizes, int lines, int threads) {
+  const int4::Packing packing{reinterpret_cast<const float*>(at[0]),
+                              sizes[0],
+                              sizes[1],
+                              sizes[2],
+                              reinterpret_cast<const int4::Try*>(at[1]),
+                              sizes[3],
+                              lines,
+                              reinterpret_cast<std::uint8_t*>(at[2])};
+  int4::pack(packing, threads);
+}
+
 // keys, values, rows, strides of keys (row, head), strides of values
 using RunNumbers = std::array<std::int64_t, 7>;
 
@@ -121,6 +135,7 @@ NB_MODULE(_native, m) {
   m.def("linear", linear, nb::call_guard<nb::gil_scoped_release>());
   m.def("best_packed_kernel", best_packed_kernel);
   m.def("packed_linear", packed_linear, nb::call_guard<nb::gil_scoped_release>());
+  m.def("pack_int4", pack_int4, nb::call_guard<nb::gil_scoped_release>());
   m.def("norm", norm, nb::call_guard<nb::gil_scoped_release>());
   m.def("attend", attend, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longgraft.kernels import int4_linear as module
-from longgraft.kernels import packed_linear
+from longgraft.kernels import packed_linear, rows_linear
 from longgraft.kernels.int4_linear import Packed4, dequantized, int4_linear, pack, twin, unpack
 from longgraft.kernels.rows_linear import DTYPES
 
@@ -203,9 +203,25 @@ def test_float64_and_missing_native_code_go_to_the_twin(monkeypatch):
     assert torch.equal(int4_linear(x, packed, bias), expected)
 
 
+@pytest.mark.skipif(rows_linear._native is None, reason="the native kernels are not built")
+@pytest.mark.parametrize("size", [1.0, 1e-3, 2.0**99, 2.0**-60, 2.0**-118, 2.0**-126, 2.0**-140])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_native_packing_writes_the_twins_bytes(size, dtype, monkeypatch):
+    size = min(size, 2.0**14) if dtype is torch.float16 else size
+    for outputs, inputs in ((1, 1), (70, 77), (130, 320)):
+        weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(outputs)).clamp(-1.9, 1.9)
+        weight[0, ::2] = 0.0
+        weight[0, 1::2] = -0.0
+        weight[-1] = weight[-1].mul(4).round() / 4  # ties
+        weight = (weight * size).to(dtype)
+        here = pack(weight)
+        with monkeypatch.context() as patch:
+            patch.setattr(rows_linear, "_native", None)
+            assert torch.equal(here.values, pack(weight).values)
+
+
 def test_packing_in_slices_changes_nothing(monkeypatch):
     weight = torch.randn(300, 50, generator=torch.Generator().manual_seed(3))
     whole = pack(weight)
     monkeypatch.setattr(module, "_SLICE", 1)
-    monkeypatch.setattr(module, "_CHUNK", 7)
     assert torch.equal(pack(weight).values, whole.values)
