@@ -17,15 +17,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from longgraft.kernels import rows_linear
-from longgraft.kernels.packed_linear import GROUP, PANEL, STEP, native_linear, refuse_empty, whole_rows
+from longgraft.kernels.packed_linear import GROUP, MOST, PANEL, STEP, native_linear, refuse_empty, whole_rows
 
 BLOCK = 32  # inputs that share d and m
 LEVELS = 15  # steps from the least value to the greatest
 HALVES, FACTORS = PANEL * BLOCK // 2, PANEL * 2  # bytes of q, and of d or m, in a block of 64 outputs
 BLOCK_BYTES = HALVES + 2 * FACTORS
-MOST = 2.0**100  # magnitudes from here on could overflow in sums
-_SLICE = 1 << 18  # elements that are packed at a time, or 64 outputs of more
-_LEAST_STEP = 2.0**-120  # whose reciprocal is finite
+_SLICE = 1 << 21  # elements that are packed at a time, or 64 outputs of more
 
 # (share of the range of a block's values that is kept, around its middle; steps in it). Fewer than 15 steps, because
 # weights that come from a file with 4 bits lie on a grid of which not all steps are used.
@@ -59,7 +57,7 @@ def pack(weight: Tensor) -> Packed4:
 
     Best is the least squared error; csrc/int4_pack.hpp says it exactly. Native code and the twin, which is for where it
     was not built, give the same bytes. Raises ValueError for an empty weight and for values that are not finite or not
-    below 2^100 in magnitude. Takes 24 bytes of scratch for each of 2^18 elements, or of 64 outputs if they have more.
+    below 2^100 in magnitude. Takes 8 bytes of scratch (the twin 32) for each of 2^21 elements, or of 64 outputs.
     """
     outputs, inputs = weight.shape
     refuse_empty(weight)
@@ -143,7 +141,7 @@ def _levels(weight: Tensor, d: Tensor, m: Tensor) -> Tensor:
 
 def _error(weight: Tensor, d: Tensor, m: Tensor) -> Tensor:
     """Return the root of each block's squared error."""
-    scale = torch.where(d >= _LEAST_STEP, 1 / d, 0.0)
+    scale = torch.where(d >= 2.0**-120, 1 / d, 0.0)  # a finite one
     exact = (weight * scale[:, None]).add_((-m * scale)[:, None])
     off = exact.clamp(0, LEVELS).round_().sub_(exact)
     return _sum(off * off).sqrt() * d
@@ -201,5 +199,5 @@ def twin(x: Tensor, packed: Packed4, bias: Tensor | None = None) -> Tensor:
             part += numbers.sum(1, keepdim=True) * m[:, block]
             block += 1
         totals += part * scale[:, None]
-    y = totals if bias is None else totals + bias
-    return y.to(x.dtype).reshape(*x.shape[:-1], packed.outputs)
+    totals = totals if bias is None else totals + bias
+    return totals.to(x.dtype).reshape(*x.shape[:-1], packed.outputs)

@@ -19,6 +19,7 @@ PANEL = 64  # outputs
 STEP = 4  # inputs
 GROUP = 128  # inputs that share a scale in a row of x
 LEAST_TOP = 2.0**-100
+MOST = 2.0**100  # magnitudes of 4-bit weights from here on could overflow in sums
 
 KERNEL: str | None = rows_linear._native.best_packed_kernel() if rows_linear._native is not None else None
 """Instruction set in use: "vnni", "avx512", "avx2", "plain", or None when not built (then the twins compute)."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.config import GraftError
-from longgraft.kernels.int4_linear import MOST
+from longgraft.kernels.packed_linear import MOST
 from longgraft.quantized_linear import BITS, QuantizedLinear, dequantized, pack
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -13,6 +13,7 @@ namespace longgraft::int4 {
 namespace {
 
 constexpr int kSize = int(kBlock);
+constexpr int kTaken = 16;  // outputs that a thread takes at a time: their steps fill a cache line
 constexpr float kTop = 15.0f, kLeastStep = 0x1p-120f;  // 1 / d is finite
 
 float rounded(float value) { return bits_to_float(std::uint32_t(round_bf16(value)) << 16) + 0.0f; }  // no -0
@@ -105,25 +106,26 @@ struct Shared {
   std::atomic<std::int64_t> taken{0};
 };
 
-void pack_panels(void* context) {
+void pack_row(const Packing& packing, std::int64_t row) {
+  const float* w = packing.weight + row * packing.blocks * kBlock;
+  std::uint8_t* to = packing.values + row / packed::kColumns * packing.blocks * kLayout.block_bytes;
+  for (std::int64_t block = 0; block < packing.blocks; ++block, w += kBlock, to += kLayout.block_bytes)
+    write(to, int(row % packed::kColumns), w, best_of(packing, w), packing.inputs - block * kBlock);
+}
+
+void pack_rows(void* context) {
   Shared& shared = *static_cast<Shared*>(context);
-  const Packing& packing = shared.packing;
-  std::int64_t panel;
-  while ((panel = shared.taken.fetch_add(1)) < packing.panels)
-    for (int output = 0; output < packed::kColumns; ++output)
-      for (std::int64_t block = 0; block < packing.blocks; ++block) {
-        const std::int64_t row = panel * packed::kColumns + output;
-        const float* const w = packing.weight + (row * packing.blocks + block) * kBlock;
-        std::uint8_t* const to = packing.values + (panel * packing.blocks + block) * kLayout.block_bytes;
-        write(to, output, w, best_of(packing, w), packing.inputs - block * kBlock);
-      }
+  const std::int64_t rows = shared.packing.panels * packed::kColumns;
+  std::int64_t first;
+  while ((first = shared.taken.fetch_add(kTaken)) < rows)
+    for (std::int64_t row = first; row < first + kTaken; ++row) pack_row(shared.packing, row);
 }
 
 }  // namespace
 
 void pack(const Packing& packing, int threads) {
   Shared shared{packing};
-  run_team(threads, pack_panels, &shared);
+  run_team(threads, pack_rows, &shared);
 }
 
 }  // namespace longgraft::int4
