@@ -1,6 +1,6 @@
 """`longgraft ask`, `edit` and `complete` beside themselves with --plain, end to end, as a user runs them.
 
-    python -m longgraft.eval.bench_tools --model M [--tools ask,edit,complete] [--pairs N] [--repo DIR] [--folder DIR]
+    python -m longgraft.eval.bench_tools --model M [--tools ask,edit,complete] [--pairs N] [--repo DIR] [--quantize int8]
 
 Knows the command line alone: every figure is of a process of its own, grafted and plain in turns. `process`: seconds
 from start to end, loading and measuring the model included. `request`: the engine's own end-to-end time, summed over
@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--repo", help="a package's folder; default: transformers'")
     parser.add_argument("--max-context", help="of all tools")
     parser.add_argument("--cost-table", help="frozen round costs, else every process measures them")
+    parser.add_argument("--quantize", help="int8 or int4, of all tools")
     parser.add_argument("--folder", help="where everything lies meanwhile")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
@@ -85,7 +86,7 @@ def main() -> None:
 def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Return a row for each case; files are written to `folder`."""
     common = ["--model", args.model, "--dtype", args.dtype, "--json", "--seed", "0"]
-    for option in ("max_context", "cost_table"):
+    for option in ("max_context", "cost_table", "quantize"):
         common += [f"--{option.replace('_', '-')}", value] if (value := getattr(args, option)) else []
     environ = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     rows: list[dict[str, Any]] = []
