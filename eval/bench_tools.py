@@ -1,6 +1,6 @@
 """`longgraft ask`, `edit` and `complete` beside themselves with --plain, end to end, as a user runs them.
 
-    python -m longgraft.eval.bench_tools --model M [--tools ask,edit,complete] [--pairs N] [--repo DIR] [--quantize int8]
+    python -m longgraft.eval.bench_tools --model M [--tools ask,edit,complete] [--pairs N] [--quantize int8]
 
 Knows the command line alone: every figure is of a process of its own, grafted and plain in turns. `process`: seconds
 from start to end, loading and measuring the model included. `request`: the engine's own end-to-end time, summed over

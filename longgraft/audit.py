@@ -250,7 +250,9 @@ def sentence(result: Audit, tokenizer: Any) -> str:
     """Return the outcome as one sentence for people."""
     num = len(result.plain.token_ids)
     if not result.differences:
-        return f"exact: all {num} tokens are those of plain decoding (seed {result.plain.seed})"
+        rates = [output.stats["decode_tokens_per_s"] for output in (result.grafted, result.plain)]
+        speed = f"; decoded at {rates[0]:.1f} tokens/s, plainly at {rates[1]:.1f}" if all(rates) else ""
+        return f"exact: all {num} tokens are those of plain decoding (seed {result.plain.seed}){speed}"
     first = result.differences[0]
     plain, grafted = (
         "the end" if token is None else f"{tokenizer.decode([token])!r} ({token})"

@@ -174,7 +174,8 @@ def verify(
     """Check losslessness: grafted against plain decoding; the last line is JSON."""
     chosen = locals()
     with mendable():
-        params, config = make(SamplingParams, chosen), make(EngineConfig, chosen)
+        # Both read the whole prompt, or the one would be timed with what the other has read.
+        params, config = make(SamplingParams, chosen), make(EngineConfig, chosen | {"prefix_cache": False})
         source = read_prompt(prompt, prompt_file, chat)
         engine = open_engine(model, config, chosen)
         verdict = print_audit(engine, encode(engine, source), params, keep_going)

@@ -18,6 +18,15 @@ class GraftError(ValueError):
     """Something the user can mend. The message names the thing, what was expected and what to do."""
 
 
+# Bits of packed linear weights, by the name that users give.
+BITS = {"int8": 8, "int4": 4}
+
+
+def check_quantize(name: str | None) -> None:
+    """Raise `GraftError` for a width of weights that there is not."""
+    _check(name in (None, *BITS), f"quantize {name!r}: expected {' or '.join(BITS)}, or nothing")
+
+
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise GraftError(message)

@@ -50,6 +50,7 @@ def print_stats(values: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None)
     built = values["last_build"]
     per_token = values["bytes"] / values["tokens"] if values["tokens"] else 0.0
+    segments = counted(values["segments"], "segment")
     rows = {
         "corpus": values["name"],
         "folder": values["folder"],
@@ -57,7 +58,7 @@ def print_stats(values: dict[str, Any]) -> None:
         "tokenizer": values["tokenizer"] or "(not named)",
         "tokens": f"{values['tokens']:,}",
         "files": f"{values['files']:,} ({values['copies']:,} of them copies of others)",
-        "on disk": f"{size(values['bytes'])} in {values['segments']} segments, {per_token:.2f} bytes a token",
+        "on disk": f"{size(values['bytes'])} in {segments}, {per_token:.2f} bytes a token",
         "skipped": "\n".join(f"{count:,} {why}" for why, count in values["skipped"].items()) or "nothing",
         "last build": f"{built['tokens']:,} tokens in {built['seconds']:.1f} s, {built['tokens_per_s']:,.0f} tokens/s; "
         f"indexing alone {built['index_tokens_per_s']:,.0f} tokens/s",
@@ -114,8 +115,13 @@ def print_found(values: dict[str, Any]) -> None:
         console.print(shown, soft_wrap=True)
         console.print()
     count, tokens = values["count"], values["tokens"]
-    told = f"{count:,} places hold the last {values['match_len']} of {tokens} tokens" if count else "nothing found"
-    print(told, file=sys.stderr)
+    told = f"the last {values['match_len']} of {tokens} tokens stand in {counted(count, 'place')}"
+    print(told if count else "nothing found", file=sys.stderr)
+
+
+def counted(number: int, word: str) -> str:
+    """Return a number with its word, in the plural where it is not one."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 def change_values(name: str, change: Change) -> dict[str, Any]:

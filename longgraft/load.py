@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from longgraft.config import GraftError
+from longgraft.config import BITS, GraftError, check_quantize
 from longgraft.gguf_header import quick_headers
 from longgraft.load_lazily import TELLING, generation_config, gguf_weights, read, unread_weights
 from longgraft.memory import loading_bytes, require, skeleton
 from longgraft.quantize import quantized, replaceable
-from longgraft.quantized_linear import BITS, QuantizedLinear
+from longgraft.quantized_linear import QuantizedLinear
 
 DTYPES = {
     "float32": torch.float32,
@@ -51,8 +51,7 @@ def load(name: str, dtype: str = "auto", device: str | None = None, quantize: st
     Of a GGUF file, and of safetensors to be packed, one tensor after the other is read and put in its place, packed if
     it is to be; where that is not possible (`longgraft.load_lazily` says when) the whole model is read, then packed.
     """
-    if quantize not in (None, *BITS):
-        raise GraftError(f"quantize {quantize!r}: expected {' or '.join(BITS)}, or nothing")
+    check_quantize(quantize)
     if dtype != "auto" and dtype not in DTYPES:
         raise GraftError(f"dtype {dtype!r}: expected auto or one of {', '.join(DTYPES)}")
     source, options = _source(name)

@@ -17,8 +17,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from longgraft.config import BITS
 from longgraft.load_gguf import UnknownWay, stored
-from longgraft.quantized_linear import BITS
 
 # Have transformers say which weights lack or do not fit, so that the refusal names them.
 TELLING = {"output_loading_info": True, "ignore_mismatched_sizes": True}

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from longgraft.config import GraftError
+from longgraft.config import BITS, GraftError
 from longgraft.quantize import replaceable, width_of
-from longgraft.quantized_linear import BITS, packed_bytes
+from longgraft.quantized_linear import packed_bytes
 
 GIB = 1024**3
 # Automaton, successor rows and token lists, in bytes a token of context (measured: eval/LOG.md).

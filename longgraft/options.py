@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longgraft.config import POLICIES, EngineConfig, GraftError
+from longgraft.config import POLICIES, EngineConfig, GraftError, check_quantize
 
 if TYPE_CHECKING:
     from longgraft.engine import Engine
@@ -97,9 +97,14 @@ def quieten() -> None:
 
 
 def open_engine(model: str, config: EngineConfig, chosen: dict[str, Any]) -> Engine:
-    """Load a model as the options `LOADING` of `chosen` say; a bad cost table is reported before the long part."""
+    """Load a model as the options `LOADING` of `chosen` say; what else is wrong is reported before the long part."""
     from longgraft.cost import CostTable
+    from longgraft.index.corpus_home import folder_of
+    from longgraft.index.corpus_manifest import read_manifest
 
+    check_quantize(chosen.get("quantize"))
+    for name in chosen.get("corpus") or ():
+        read_manifest(folder_of(name), name)
     cost = CostTable.load(config.cost_table) if config.cost_table else None
     quieten()
     from longgraft.engine import Engine

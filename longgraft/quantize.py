@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from longgraft.config import GraftError
+from longgraft.config import BITS, GraftError
 from longgraft.kernels.packed_linear import MOST
-from longgraft.quantized_linear import BITS, QuantizedLinear, dequantized, pack
+from longgraft.quantized_linear import QuantizedLinear, dequantized, pack
 
 Model = TypeVar("Model", bound=nn.Module)
 

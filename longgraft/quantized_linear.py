@@ -17,8 +17,6 @@ from longgraft.kernels.int4_linear import Packed4
 from longgraft.kernels.int8_linear import Packed
 from longgraft.kernels.packed_linear import PANEL, STEP
 
-BITS = {"int8": 8, "int4": 4}  # by the name that users give
-
 
 class QuantizedLinear(nn.Module):
     """A linear layer with a packed weight; takes and gives activations `[..., in_features]` of any floating dtype.

@@ -165,6 +165,18 @@ def test_colour_marks_sources_and_explains_them(folder: str, tmp_path: Path) -> 
     assert stripped.replace("⟧", "") == bare
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--quantize", "int3"], "quantize 'int3': expected int8 or int4, or nothing"),
+        (["--corpus", "none-such"], "none-such"),
+    ],
+)
+def test_mistakes_are_told_before_the_model_is_looked_for(arguments: list[str], message: str) -> None:
+    result = invoke("generate", "-m", "/no/such/model", "-p", PROMPT, *arguments)
+    assert result.exit_code == 2 and message in result.stderr and "/no/such/model" not in result.stderr
+
+
 FLOOD = """
 from longgraft.cli import app
 from longgraft.options import mendable

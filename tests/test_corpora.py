@@ -106,7 +106,7 @@ def test_search_shows_file_line_and_surroundings(built: Path) -> None:
     result = invoke("index", "search", "docs", "--text", "nothing like jumps over the")
     assert f"{built}/fox.txt:2\n" in result.stdout
     assert "jumps over the lazy dog" in result.stdout
-    assert re.search(r"1 places hold the last \d+ of \d+ tokens", result.stderr)
+    assert re.search(r"the last \d+ of \d+ tokens stand in 1 place$", result.stderr)
     found = values("search", "docs", "--text", " for value in values", "--limit", "1")
     (place,) = found["places"]
     assert (Path(place["path"]).name, place["line"], found["count"]) == ("copy.py", 2, 1)

@@ -15,11 +15,11 @@ from torch import nn
 from transformers import GenerationConfig
 
 import longgraft.load_lazily as load_lazily
-from longgraft.config import GraftError
+from longgraft.config import BITS, GraftError
 from longgraft.load import load
 from longgraft.load_lazily import unread_weights
 from longgraft.memory import loading_bytes, skeleton, weight_bytes
-from longgraft.quantized_linear import BITS, QuantizedLinear
+from longgraft.quantized_linear import QuantizedLinear
 from tests import engines
 from tests.gguf_files import made
 from tests.saved_model import silent

@@ -1,5 +1,6 @@
 """`longgraft verify`: verdict, exit code, and the last line."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ def test_verify_says_exact(folder: str) -> None:
     assert result.exit_code == 0 and len(result.stdout.splitlines()) == 2
     assert (values["exact"], values["verdict"], values["tokens"], values["seed"]) == (True, "exact", 24, 2)
     assert values["dtype"] == "float64" and values["first_difference"] is None
+    # Each reads its prompt itself, so that their times can be compared; and the sentence compares them.
+    assert values["plain_stats"]["prefix_rows"] == values["grafted_stats"]["prefix_rows"] == 0
+    assert re.search(r"; decoded at [\d.]+ tokens/s, plainly at [\d.]+$", result.stdout.splitlines()[0])
 
 
 @pytest.mark.skipif("native" not in BACKENDS, reason="exact mode needs the native attention kernel")

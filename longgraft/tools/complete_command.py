@@ -91,6 +91,7 @@ def complete(
 def _complete_one(chosen: dict[str, Any]) -> bool:
     """Complete at the place that the options name; False if that was interrupted."""
     from longgraft.prompts import read_file
+    from longgraft.show import LONG_PROMPT
     from longgraft.tools.completing import cursor_at, references_for, request_for
 
     text = read_file("-") if chosen["stdin"] else None
@@ -99,6 +100,8 @@ def _complete_one(chosen: dict[str, Any]) -> bool:
     request = request_for(engine, cursor, params, budget)
     if request.note:
         say(request.note)
+    if (count := len(request.prompt_ids)) >= LONG_PROMPT and not chosen["as_json"]:
+        say(f"reading {count:,} tokens, {len(request.related)} related files among them (--related-tokens bounds those)")
     output = _completed(engine, request, references_for(_corpus(chosen, engine)), chosen["as_json"])
     return bool(output.finish_reason != "cancelled")
 
