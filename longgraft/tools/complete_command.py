@@ -101,7 +101,7 @@ def _complete_one(chosen: dict[str, Any]) -> bool:
     if request.note:
         say(request.note)
     if (count := len(request.prompt_ids)) >= LONG_PROMPT and not chosen["as_json"]:
-        say(f"reading {count:,} tokens, {len(request.related)} related files among them (--related-tokens bounds those)")
+        say(f"reading {count:,} tokens, {len(request.related)} related files among them; see --related-tokens")
     output = _completed(engine, request, references_for(_corpus(chosen, engine)), chosen["as_json"])
     return bool(output.finish_reason != "cancelled")
 
