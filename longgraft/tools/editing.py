@@ -57,26 +57,29 @@ class Edit:
 
 
 class _Watcher:
-    """A screen that counts the tokens of the new file and ends the answer when that is whole."""
+    """A screen that counts the tokens of the new file and ends the answer at the one that makes it whole.
+
+    Token by token, whatever a round committed: where an answer ends must not depend on how it was decoded.
+    """
 
     def __init__(self, stream: TextStream, begun: str, original: str, about: int) -> None:
         self._stream, self.text, self._original = stream, begun, original
-        self._about, self._count, self._is_shown = about, 0, sys.stderr.isatty()
+        self._about, self.count, self._is_shown = about, 0, sys.stderr.isatty()
         self.is_done = False
 
     def push(self, token_ids: Seq[int], sources: Seq[int]) -> None:
-        piece = self._stream.push(token_ids)
-        begin = max(0, len(self.text) - 8)  # a fence may have begun
-        self.text += piece
-        self._count += len(token_ids)
+        for token_id in token_ids:
+            begin = max(0, len(self.text) - 8)  # a fence may have begun
+            self.text += self._stream.push([token_id])
+            self.count += 1
+            if "`" in self.text[begin:] and is_done(self.text, self._original):
+                self.is_done = True
+                raise Interruption
         if self._is_shown:
-            print(f"\rwriting: {self._count} of about {self._about} tokens", end="", file=sys.stderr, flush=True)
-        if "`" in self.text[begin:] and is_done(self.text, self._original):
-            self.is_done = True
-            raise Interruption
+            print(f"\rwriting: {self.count} of about {self._about} tokens", end="", file=sys.stderr, flush=True)
 
     def finish(self) -> None:
-        if self._is_shown and self._count:
+        if self._is_shown and self.count:
             print(file=sys.stderr)
 
 
@@ -102,7 +105,15 @@ def rewrite(
     watcher = _Watcher(TextStream(engine.tokenizer, prompt_ids), begun, source.text, size)
     fill(engine, seq, watcher)
     output = engine.output(seq)
-    return judged(source, replace(output, finish_reason="stop") if watcher.is_done else output, begun)
+    if watcher.is_done:
+        output = _first(output, watcher.count, watcher.text.removeprefix(begun))
+    return judged(source, output, begun)
+
+
+def _first(output: Output, count: int, text: str) -> Output:
+    """Return an output that ends with its first `count` tokens; `stats` stay those of all that was computed."""
+    parts = {name: getattr(output, name)[:count] for name in ("token_ids", "sources", "origins", "logprobs", "lines")}
+    return replace(output, text=text, finish_reason="stop", **parts)
 
 
 def _prompt_ids(engine: Engine, source: SourceFile, instruction: str, block: tuple[str, str]) -> list[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from longgraft import Engine, EngineConfig, SamplingParams
+from longgraft.audit import plain_twin
 from longgraft.config import GraftError
 from longgraft.tools.editing import rewrite
 from longgraft.tools.lines import lines_of
@@ -51,6 +52,16 @@ def test_remarks_are_not_waited_for(engine: Engine, path: Path) -> None:
     assert found.output.finish_reason == "stop" and found.output.text.startswith(answer.split("\n\nI")[0])
     assert "nothing else" not in found.output.text
     assert found.diff.count("\n-") == 1 and "+def begin(x):\r\n" in found.diff
+
+
+def test_an_answer_ends_where_plain_decoding_ends_it(engine: Engine, path: Path) -> None:
+    """Not with the block of tokens in which the file became whole."""
+    answer = f"{FILE.replace('first', 'begin', 1)}```\n\nI changed one name, and more of that."
+    with writing(answer, end=False):
+        one, other = (rewrite(e, read_source(str(path)), ASK, SamplingParams()) for e in (engine, plain_twin(engine)))
+    assert one.output.token_ids == other.output.token_ids and one.output.text == other.output.text
+    assert one.output.text == answer.partition("\n\nI")[0] + "\n" and len(one.output.lines) == len(one.output.token_ids)
+    assert one.diff == other.diff != "" and one.output.stats["rounds"] < other.output.stats["rounds"]
 
 
 def test_a_file_with_code_blocks(engine: Engine, tmp_path: Path) -> None:
