@@ -26,6 +26,7 @@ from longgraft.eval.policy_report import figure
 from longgraft.eval.policy_rows import Row, pooled, spread
 
 Scores = dict[str, dict[str, Any]]
+Samples = dict[str, list[int]] | None  # numbers of the documents that are asked, by task; None: all
 VERDICTS = {True: "equal", False: "NOT EQUAL", None: "nothing to compare, as no task generates"}
 
 
@@ -80,7 +81,8 @@ def evaluate(engine: Engine, settings: EvalSettings, command: str, out: str | No
         about = {"max_seq_lengths": list(settings.contexts), "tokenizer": folder, "pretrained": folder}
         manager = LoadedOnce(include_path=settings.include_path, metadata=about)
         manager.load(list(settings.tasks))
-        results = _first(lm, settings, manager)
+        samples = chosen(manager.loaded["tasks"], settings.limit)
+        results = _first(lm, settings, manager, samples)
     for config in results.get("configs", {}).values():
         # The folder is gone by now; what it stood for is the model's own tokenizer.
         config["metadata"] = (config.get("metadata") or {}) | {
@@ -90,7 +92,7 @@ def evaluate(engine: Engine, settings: EvalSettings, command: str, out: str | No
     speed = speeds(lm.runs, settings.policies)
     ours: dict[str, Any] = {"command": command, "policies": list(settings.policies), "speed": speed}
     if len(settings.policies) > 1:
-        plain = _second(lm, settings, manager)
+        plain = _second(lm, settings, manager, samples)
         equal = scores(plain) == scores({task: results["results"][task] for task in plain})
         # Where no task generates, nothing was compared.
         ours |= {"plain_results": plain, "equal_scores": equal if plain else None}
@@ -99,14 +101,14 @@ def evaluate(engine: Engine, settings: EvalSettings, command: str, out: str | No
     return results, _summary(results, written)
 
 
-def _first(lm: GraftLM, settings: EvalSettings, manager: LoadedOnce) -> dict[str, Any]:
+def _first(lm: GraftLM, settings: EvalSettings, manager: LoadedOnce, samples: Samples) -> dict[str, Any]:
     found = harness.simple_evaluate(
         lm,
         model_args=f"pretrained={settings.model}",
         tasks=list(settings.tasks),
         task_manager=manager,
         num_fewshot=settings.num_fewshot,
-        samples=chosen(manager.loaded["tasks"], settings.limit),
+        samples=samples,
         batch_size=settings.batch_size,
         gen_kwargs=settings.gen_kwargs,
         apply_chat_template=settings.chat_template,
@@ -116,7 +118,7 @@ def _first(lm: GraftLM, settings: EvalSettings, manager: LoadedOnce) -> dict[str
     return dict(found)
 
 
-def _second(lm: GraftLM, settings: EvalSettings, manager: LoadedOnce) -> Scores:
+def _second(lm: GraftLM, settings: EvalSettings, manager: LoadedOnce, samples: Samples) -> Scores:
     """Score what the second policy said, by the same tasks; those without generation are not scored twice."""
     tasks = {name: task for name, task in manager.loaded["tasks"].items() if task.OUTPUT_TYPE == "generate_until"}
     if not tasks:
@@ -125,7 +127,7 @@ def _second(lm: GraftLM, settings: EvalSettings, manager: LoadedOnce) -> Scores:
     found = harness.evaluate(
         lm,
         task_dict={"tasks": tasks, "groups": {}},
-        samples=chosen(tasks, settings.limit),
+        samples=samples,
         apply_chat_template=settings.chat_template,
         # As `simple_evaluate` has it.
         fewshot_as_multiturn=True,
@@ -134,7 +136,7 @@ def _second(lm: GraftLM, settings: EvalSettings, manager: LoadedOnce) -> Scores:
     return dict(found["results"])
 
 
-def chosen(tasks: Mapping[str, Any], limit: float | None) -> dict[str, list[int]] | None:
+def chosen(tasks: Mapping[str, Any], limit: float | None) -> Samples:
     """Return the numbers of each task's documents to ask: the first `limit` of every length it has; None: all.
 
     The harness counts from the first document on; RULER's tasks begin with all those of their first length.
